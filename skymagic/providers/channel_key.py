@@ -1,9 +1,10 @@
-"""The key by which a pool's notebook and nodes know each other in sessions through a scheduler's channel (`ssh.sealed`).
+"""The key that authenticates a pool's notebook and nodes in a scheduler's channel (`ssh.sealed`).
 
-It lies in the home folder of the notebook's side, mode 0600, before the scheduler is asked for nodes. Where the nodes share that folder, the
-key never crosses the channel. The holder on each node, which the scheduler itself has started, leaves a mark beside it if it sees it:
-somebody in between who pretends to be a node without that folder is refused then. A node that does not see it is trusted on first use,
-and gets the key in its first session::
+The notebook's side writes it to its home folder, mode 0600, before it requests nodes. If the nodes
+share that folder, the key never crosses the channel. The holder on each node, which the scheduler
+itself has started, leaves a mark next to the key if it sees it. An impostor that pretends to be a
+node without that folder is then refused. A node that does not see the key is trusted on first use
+and receives the key in its first session::
 
     ~/.skymagic/channels/JOB/key         by the notebook's side
     ~/.skymagic/channels/JOB/seen-NODE   by a holder that has read it
@@ -25,29 +26,29 @@ from skymagic.wire import sealed
 
 logger = logging.getLogger(__name__)
 Run = Callable[..., subprocess.CompletedProcess[str]]
-"""Runs a program where the home folder is, as `ssh.programs.Programs.run` does."""
+"""Runs a program on the machine with the home folder, like `ssh.programs.Programs.run`."""
 FOLDER = "$HOME/.skymagic/channels"
 MARK_TIMEOUT = 5.0
-"""Seconds for which the mark of a node's holder is waited for, before a node without the key is trusted."""
+"""Seconds to wait for the mark of a node's holder before trusting a node without the key."""
 SHARE = rf"""umask 077
 find "{FOLDER}" -mindepth 1 -maxdepth 1 -mtime +7 -exec rm -rf {{}} + 2>/dev/null
 mkdir -p "{FOLDER}/$0" && chmod 700 "{FOLDER}" "{FOLDER}/$0" && cat >"{FOLDER}/$0/key"
 """
-"""sh that writes the key from its input; those of pools whose nodes have it long since are removed."""
+"""Script that writes the key from its input, and removes keys that are more than a week old."""
 MARKS = f'ls "{FOLDER}/$0"'
 DROP = f'rm -rf "{FOLDER}/$0"'
 MARK_SEEN = f"""if [ -r "{FOLDER}/@JOB@/key" ]; then : >"{FOLDER}/@JOB@/seen-${{dir##*/}}"; fi 2>/dev/null
 """
-"""sh of a holder, whose folder is `dir`."""
+"""Part of the holder script, whose folder is `dir`."""
 
 
 class ChannelKey:
-    """One pool's key, and which nodes have proven that they know it.
+    """Key of one pool, and the nodes that have proven that they know it.
 
     Args:
-        job_id: the pool's.
+        job_id: job ID of the pool.
         run: runs programs on the machine whose home folder the nodes may share.
-        secret: the key of a pool that another notebook has made; a new one unless given.
+        secret: key of a pool that another notebook created; generated if empty.
     """
 
     def __init__(self, job_id: str, run: Run, secret: str = "") -> None:
@@ -55,21 +56,21 @@ class ChannelKey:
         self.secret = secret or secrets.token_hex(32)
         self._first_use = not secret
         self._known = set[str]()
-        """Nodes that have proven that they know the key, or have been given it."""
+        """Nodes that have proven that they know the key, or have received it."""
         self._shared = False
-        """Whether a node has read it in the home folder."""
+        """True once a node has read the key in the home folder."""
         self.unverified = set[str]()
         """Nodes that were trusted on first use."""
         self._lock = threading.Lock()
 
     def share(self) -> None:
-        """Write the key into the home folder. A folder that cannot be written leaves trust on first use."""
+        """Write the key to the home folder. If that fails, trust on first use remains."""
         done = self._run("sh", "-c", SHARE, self.job_id, text=self.secret)
         if done.returncode:
             logger.warning("job=%s: the channel key is not shared: %s", self.job_id, done.stderr)
 
     def renew(self) -> None:
-        """Expect new nodes in the place of all that there were."""
+        """Expect new nodes that replace all previous ones."""
         with self._lock:
             self._known.clear()
             self.unverified.clear()
@@ -77,16 +78,19 @@ class ChannelKey:
         self.share()
 
     def drop(self) -> None:
-        """Remove it from there; twice is safe."""
+        """Remove the key from the home folder. Twice is safe."""
         try:
             self._run("sh", "-c", DROP, self.job_id)
         except ProvisionError as problem:
             logger.warning("job=%s: the channel key stays: %s", self.job_id, problem)
 
-    # -- Trust ---------------------------------------------------------------------------------------------------------
+    # -- Trust -------------------------------------------------------------------------------------
 
     def check(self, node: str, claim: Mapping[str, str], seen: str) -> dict[str, str]:
-        """Answer a node's claim. Raises UntrustedHost for a node that can prove nothing, and should."""
+        """Answer a node's claim.
+
+        Raises UntrustedHost for a node that should be able to prove its identity and cannot.
+        """
         knows, problem = claim.get("knows", ""), claim.get("problem", "")
         answer = {"proof": sealed.proof(self.secret, sealed.NOTEBOOK, seen)}
         if knows:
@@ -106,13 +110,15 @@ class ChannelKey:
         if not self._first_use or node in self._known or self._shared or self._marked(node):
             raise UntrustedHost(
                 node,
-                "it does not know the pool's channel key, which it had or which lies in its home folder",
-                f"the key was removed there, or somebody stands in for the node: end the pool with %sky_down {self.job_id} and start another",
+                "it does not know the pool's channel key, which it had or which lies in its home "
+                "folder",
+                "the key was removed there, or somebody stands in for the node: end the pool with "
+                f"%sky_down {self.job_id} and start another",
             )
         return {"key": self.secret}
 
     def accepted(self, node: str) -> None:
-        """The node has kept the key."""
+        """Record that a node has stored the key."""
         with self._lock:
             if node in self._known:
                 return
@@ -121,19 +127,19 @@ class ChannelKey:
         logger.warning("node=%s job=%s was trusted on first use", node, self.job_id)
 
     def _wrong(self, knows: str) -> tuple[str, str]:
-        where = (
+        location = (
             f"~/.skymagic/channels/{self.job_id}/key"
             if knows == sealed.SHARED
             else "the folder of the job's holder"
         )
         return (
-            f"it has proven another channel key than the pool's, which it has from {where}",
-            "the file was changed, or somebody stands between this machine and the node: end the pool with "
-            f"%sky_down {self.job_id} and start another",
+            f"it has proven another channel key than the pool's, which it has from {location}",
+            "the file was changed, or somebody stands between this machine and the node: "
+            f"end the pool with %sky_down {self.job_id} and start another",
         )
 
     def _marked(self, node: str) -> bool:
-        """Return whether a holder has seen the key in the home folder, as any of its marks says; waits for one for a while."""
+        """Return True if any holder has left its mark next to the key. Waits a while for one."""
         deadline = time.monotonic() + MARK_TIMEOUT
         while True:
             if "seen-" in self._run("sh", "-c", MARKS, self.job_id).stdout:

@@ -1,4 +1,7 @@
-"""A provider as Python code names it, ``sky.SSH("gpu1", "gpu2")``; and the providers by name, loaded on use."""
+"""Select a provider: as Python code, ``sky.SSH("gpu1", "gpu2")``, or by its name.
+
+Providers are loaded on use.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from skymagic.providers.provider import Listable, Provider
 
 @dataclass(frozen=True)
 class Choice:
-    """A provider as Python code names it: ``sky.AWS(region="eu-central-1", spot=True)``.
+    """A provider selected in Python code: ``sky.AWS(region="eu-central-1", spot=True)``.
 
     Attributes:
-        name: as ``--provider`` takes it.
-        fields: what it says of the pool, by the names of `PoolRequest`.
+        name: name that ``--provider`` accepts.
+        fields: settings of the pool, by field of `PoolRequest`.
     """
 
     name: str
@@ -34,19 +37,20 @@ def Local(*, detached: bool = False) -> Choice:
     """Ranks on this machine.
 
     Args:
-        detached: they outlive this process, until the pool is ended, or nobody has attached to it for `SkyMagic.away`.
+        detached: keep ranks alive when this process ends. They run until the pool is ended, or
+            until it has had no notebook for `SkyMagic.away`.
     """
     return Choice("local", {"detached": True} if detached else {})
 
 
 @suggesting("sky.SSH", {"hosts": 'the names alone, as in sky.SSH("gpu1", "gpu2")'})
 def SSH(*hosts: str | Iterable[str], client: str = "auto") -> Choice:
-    """Machines of your own: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them.
+    """Your own machines: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them.
 
     Args:
-        client: who speaks SSH: ``"paramiko"``, ``"openssh"`` (the ssh program), or ``"auto"``.
+        client: SSH client: ``"paramiko"``, ``"openssh"`` (the ssh program), or ``"auto"``.
     """
-    flat = [host for each in hosts for host in ([each] if isinstance(each, str) else each)]
+    flat = [host for item in hosts for host in ([item] if isinstance(item, str) else item)]
     return Choice("ssh", {"hosts": tuple(flat), **({"ssh": client} if client != "auto" else {})})
 
 
@@ -71,20 +75,22 @@ def AWS(
     """Machines rented from EC2.
 
     Args:
-        region: ``"eu-central-1"``; None for the one that your AWS configuration names.
-        spot: take spot instances.
+        region: ``"eu-central-1"``; None for the region in your AWS configuration.
+        spot: use spot instances.
         replace: replace a lost machine as soon as EC2 has capacity.
         max_price: dollars per hour for the whole pool.
-        profile: of your AWS configuration; None for what the environment says.
-        subnet: ``"subnet-…"`` that the machines are in; None for the default one of a zone.
-        use_private_ips: connect to private addresses (over a VPN, or from within the VPC), and give them no public ones.
-        ssh_port: where their sshd listens.
-        ssh_from: ``"203.0.113.0/24"``: addresses that may connect; None: only this machine's.
+        profile: profile of your AWS configuration; None for the environment's.
+        subnet: subnet of the machines, ``"subnet-…"``; None for the zone's default subnet.
+        use_private_ips: connect to private addresses (over a VPN, or from within the VPC), and
+            assign no public ones.
+        ssh_port: port of the machines' sshd.
+        ssh_from: addresses that may connect, ``"203.0.113.0/24"``; None for this machine's only.
         user: login name: the user that the image comes with.
-        image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
+        image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver on machines with GPUs.
         disk: GB of each machine's disk.
-        endpoint_url: another address of AWS's services.
-        via: how to reach machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it).
+        endpoint_url: alternative address of AWS's services.
+        via: jump host for machines without public addresses, ``"ann@bastion"``; then `ssh_from` is
+            the address of the jump host as the machines see it.
     """
     fields = {"region": region, "spot": spot, "replace": replace, "max_price": max_price}
     cloud = CloudSettings(
@@ -99,8 +105,8 @@ def AWS(
         endpoint_url,
         via=via,
     )
-    said = {name: value for name, value in fields.items() if value}
-    return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
+    settings = {name: value for name, value in fields.items() if value}
+    return Choice("aws", {**settings, **({"cloud": cloud} if cloud != CloudSettings() else {})})
 
 
 @suggesting("sky.Kubernetes", {"container_image": "image", "labels": "pods"})
@@ -112,13 +118,14 @@ def Kubernetes(
     pod_template: str | None = None,
     pods: str | None = None,
 ) -> Choice:
-    """Pods of a Kubernetes cluster, by a kubeconfig or, in a pod, by its service account.
+    """Pods of a Kubernetes cluster, configured by a kubeconfig or, inside a pod, by its service
+    account.
 
     Args:
-        image: of the pods; None for ``python:3.X-slim`` with the notebook's version.
-        namespace, context: of the kubeconfig; None for the current ones.
-        pod_template: a YAML file with a Pod: node selectors, tolerations, labels of Kueue, …
-        pods: labels of pods that run already, as ``"app=train"``: these are used as they are.
+        image: image of the pods; None for ``python:3.X-slim`` with the notebook's version.
+        namespace, context: namespace and context of the kubeconfig; None for the current ones.
+        pod_template: YAML file with a Pod: node selectors, tolerations, labels of Kueue, …
+        pods: labels of running pods, such as ``"app=train"``, to be used as they are.
     """
     named = {
         "image": image,
@@ -127,8 +134,8 @@ def Kubernetes(
         "pod-template": pod_template,
         "pods": pods,
     }
-    said = tuple((name, value) for name, value in named.items() if value is not None)
-    return Choice("kubernetes", {"kubernetes": said} if said else {})
+    settings = tuple((name, value) for name, value in named.items() if value is not None)
+    return Choice("kubernetes", {"kubernetes": settings} if settings else {})
 
 
 @suggesting("sky.Ray")
@@ -136,7 +143,8 @@ def Ray(address: str | None = None) -> Choice:
     """Nodes of a Ray cluster.
 
     Args:
-        address: ``"auto"``, ``"HOST:6379"`` or ``"ray://HOST:10001"``; None for ``RAY_ADDRESS``, else the cluster on this machine.
+        address: ``"auto"``, ``"HOST:6379"`` or ``"ray://HOST:10001"``; None for ``RAY_ADDRESS``, or
+            else the cluster on this machine.
     """
     return Choice("ray", {"address": address} if address else {})
 
@@ -157,26 +165,35 @@ def Slurm(
     client: str = "auto",
     renew: bool = False,
 ) -> Choice:
-    """Nodes of a Slurm cluster, on whose login node this runs, or in one of whose jobs.
+    """Nodes of a Slurm cluster. Runs on its login node, in one of its jobs, or elsewhere.
 
     Args:
-        login: ``"me@cluster"``: the login node, where this runs elsewhere. client: who speaks SSH to it, as of `SSH`.
-        account, partition, qos, constraint, gres, reservation: as sbatch takes them.
-        time: limit of the job: ``"4h"``, ``"1-12:00:00"``.
-        exclusive: whole nodes, shared with no other job.
-        renew: continue in another job when this one ends at its limit or by preemption; ranks start without variables.
-        options: others of sbatch by their long names: ``{"mem": "0"}``; ``"none"`` leaves out one that is there unasked.
+        login: login node, ``"me@cluster"``, if this runs elsewhere.
+        client: SSH client for the login node, as in `SSH`.
+        account, partition, qos, constraint, gres, reservation: as sbatch accepts them.
+        time: time limit of the job: ``"4h"``, ``"1-12:00:00"``.
+        exclusive: use whole nodes, shared with no other job.
+        renew: continue in another job when this one reaches its limit or is preempted; ranks start
+            without variables.
+        options: other options of sbatch by their long names: ``{"mem": "0"}``; ``"none"`` removes a
+            default option.
     """
     named = {
-        "account": account, "partition": partition, "qos": qos, "time": time, "constraint": constraint, "gres": gres,
-        "exclusive": "" if exclusive else None, "reservation": reservation,
-    }  # fmt: skip
-    said = {
+        "account": account,
+        "partition": partition,
+        "qos": qos,
+        "time": time,
+        "constraint": constraint,
+        "gres": gres,
+        "exclusive": "" if exclusive else None,
+        "reservation": reservation,
+    }
+    sbatch_options = {
         **{name: value for name, value in named.items() if value is not None},
         **(options or {}),
     }
     fields = {
-        "slurm": tuple(said.items()),
+        "slurm": tuple(sbatch_options.items()),
         "login": login,
         "ssh": client if client != "auto" else None,
         "replace": renew,
@@ -184,7 +201,7 @@ def Slurm(
     return Choice("slurm", {name: value for name, value in fields.items() if value})
 
 
-# -- The providers by name, loaded on use ------------------------------------------------------------------------------
+# -- Providers by name ----------------------------------------------------------
 
 TABLE: dict[str, str] = {
     "local": "skymagic.providers.local:Local",
@@ -194,24 +211,32 @@ TABLE: dict[str, str] = {
     "ray": "skymagic.providers.ray:Ray",
     "aws": "skymagic.providers.aws.provider:AWS",
 }
-"""Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
+"""Provider classes by name, as ``module:class``.
+
+The entry-point group ``skymagic.providers`` adds third-party providers.
+"""
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
-"""Providers that ``auto`` may turn to, in this order → whether they are set up here."""
+"""Providers that ``auto`` may choose, in this order, with functions that tell if they are
+set up.
+"""
 LISTING = ("slurm", "kubernetes", "ray")
-"""Providers that know the user's pools by themselves (`provider.Listable`), other than those that rent."""
+"""Providers, other than those that rent, that can list the user's pools (`provider.Listable`)."""
 GROUP = "skymagic.providers"
 
 
 def names() -> list[str]:
-    """All providers that can be asked for."""
+    """Return the names of all available providers."""
     return sorted({*TABLE, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def placed(request: PoolRequest) -> PoolRequest:
-    """The request with the provider that serves it, where it names none and asks for what this machine has not: GPUs, or anything rented.
+    """Return the request with a provider filled in.
 
-    This machine comes first, then those of `RENTING` that are set up here; without one the request is as it was, and its plan
-    says what to add. A preview needs none that is set up.
+    Changes a request only if it names no provider and needs something this machine lacks: GPUs, or
+    rented machines. This machine comes first, then the providers in `RENTING` that are set up here.
+    If
+    none is, the request stays unchanged and its plan says what to add. A preview also works with a
+    provider that is not set up.
     """
     if request.provider != "auto" or request.hosts:
         return request
@@ -238,10 +263,11 @@ def _load(attribute: str) -> Any:
 
 
 def serving(request: PoolRequest) -> Provider:
-    """A provider for a request: the one that it names; where it names none, this machine, or its hosts.
+    """Return the provider for a request: the named one, or else this machine or the request's
+    hosts.
 
     Raises:
-        RequestError: there is no such provider, with the nearest name.
+        RequestError: the provider does not exist; suggests the nearest name.
     """
     name = request.provider if request.provider != "auto" else "ssh" if request.hosts else "local"
     if name in TABLE:
@@ -255,7 +281,10 @@ def serving(request: PoolRequest) -> Provider:
 
 
 def listing(name: str, login: str | None = None) -> Listable:
-    """The provider of this name, one of `LISTING`; Slurm's may be reached through a login node."""
+    """Return the provider with this name from `LISTING`.
+
+    Slurm's may be reached through a login node.
+    """
     provider = _load(TABLE[name])(login) if login else serving(PoolRequest(provider=name))
     assert isinstance(provider, Listable)
     return provider

@@ -1,4 +1,7 @@
-"""The user's pools on hosts of theirs, found and ended without knowing of them: one script asks each host what its agents have written."""
+"""Find and end the user's pools on hosts without a local record of them.
+
+One script asks each host what its agents have recorded.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from skymagic.wire.record import AgentRecord
 
 @dataclass(frozen=True)
 class FoundNode:
-    """A node of a pool that runs.
+    """A node of a running pool.
 
     Attributes:
-        host: what the user calls the machine.
-        clock: seconds since 1970 by its clock, when it was asked.
+        host: the machine, as the user names it.
+        clock: seconds since 1970 on the host's clock when it answered.
     """
 
     host: str
@@ -34,10 +37,10 @@ class FoundNode:
 
 @dataclass(frozen=True)
 class FoundPool:
-    """A pool that runs, as far as the hosts that were asked know of it.
+    """A running pool, as far as the hosts that answered know it.
 
     Attributes:
-        nodes: those that were found, by number; there may be more on hosts that were not asked.
+        nodes: the nodes found, by index; hosts that were not asked may have more.
     """
 
     name: str
@@ -46,20 +49,20 @@ class FoundPool:
 
     @property
     def elsewhere(self) -> int:
-        """How many of its nodes were not found."""
+        """Number of the pool's nodes that were not found."""
         return max(one.record.nodes for one in self.nodes) - len(self.nodes)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What hosts have said.
+    """Answers of the hosts.
 
     Attributes:
-        pools: by the time of their start, the oldest first.
-        reached: the hosts that were asked.
-        unreached: host → why it could not be asked.
-        unread: host → agents there whose record this version cannot read.
-        here: whether this machine was asked, without any connection.
+        pools: pools by start time, the oldest first.
+        reached: hosts that answered.
+        unreached: reason by host that could not be reached.
+        unread: number of agents, by host, whose record this version cannot read.
+        here: True if this machine was searched, without any connection.
     """
 
     pools: tuple[FoundPool, ...]
@@ -70,21 +73,23 @@ class Found:
 
 
 def find(hosts: Iterable[str]) -> Found:
-    """What of this user's pools runs on hosts, in one round trip to each; on this machine where none are named.
+    """Find this user's running pools on the hosts, in one round trip to each.
+
+    Searches this machine if no hosts are given.
 
     Raises:
-        RequestError: a host's name is none.
+        RequestError: a host name is invalid.
     """
     hosts = tuple(hosts)
-    said, unreached = ask(hosts, lambda _: list_script(), parse_list)
+    answers, unreached = ask(hosts, lambda _: list_script(), parse_list)
     nodes: dict[tuple[str, str, int], FoundNode] = {}
-    for host, running in said.items():
+    for host, running in answers.items():
         for record in running.records:  # a machine may have been asked by two names
             nodes.setdefault(
                 (record.boot, record.job_id, record.node), FoundNode(host, running.clock, record)
             )
-    unread = {host: running.unread for host, running in said.items() if running.unread}
-    return Found(_pools(nodes.values()), tuple(said), unreached, unread, not hosts)
+    unread = {host: running.unread for host, running in answers.items() if running.unread}
+    return Found(_pools(nodes.values()), tuple(answers), unreached, unread, not hosts)
 
 
 def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
@@ -100,47 +105,51 @@ def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
 
 
 def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]:
-    """The pools that are to end: of this name or job id, all of them, or the only one.
+    """Return the pools to end: those with this name or job ID, all of them, or the only one.
 
     Raises:
-        RequestError: there is none, or it is not clear which one is meant.
+        RequestError: no pool matches, or the choice is ambiguous.
     """
-    pools = [one for one in found.pools if name in (None, one.name, one.job_id)]
-    if not pools:
-        there = f"; available: {', '.join(one.name for one in found.pools)}" if found.pools else ""
-        raise RequestError(f"no pool {f'{name!r} ' if name else ''}was found there{there}")
-    if len(pools) > 1 and not every:
-        listed = ", ".join(f"{one.job_id} ({one.nodes[0].record.client})" for one in pools)
-        raise RequestError(
-            f"{len(pools)} pools were found: name one of them, or use --all: {listed}"
+    matching = [pool for pool in found.pools if name in (None, pool.name, pool.job_id)]
+    if not matching:
+        available = (
+            f"; available: {', '.join(pool.name for pool in found.pools)}" if found.pools else ""
         )
-    return tuple(pools)
+        raise RequestError(f"no pool {f'{name!r} ' if name else ''}was found there{available}")
+    if len(matching) > 1 and not every:
+        listed = ", ".join(f"{pool.job_id} ({pool.nodes[0].record.client})" for pool in matching)
+        raise RequestError(
+            f"{len(matching)} pools were found: name one of them, or use --all: {listed}"
+        )
+    return tuple(matching)
 
 
 def end(pools: Sequence[FoundPool], who: str, *, here: bool = False) -> dict[str, str]:
-    """End pools on the hosts where they were found, whatever they do: ranks, scripts, agents, and what they have written.
+    """End pools on the hosts where they were found: ranks, scripts, agents, and their files.
 
     Args:
-        who: what the pools' own notebooks are told, as in "the pool was ended by …".
-        here: whether they were found on this machine, without a connection.
+        who: named to the pools' own notebooks, as in "the pool was ended by …".
+        here: True if they were found on this machine, without a connection.
 
     Returns:
-        host → what was not ended there, and why; empty when nothing is left.
+        What could not be ended and why, by host; empty if everything ended.
     """
     jobs: dict[str, list[str]] = {}
     for pool in pools:
         for node in pool.nodes:
             jobs.setdefault(node.host, []).append(pool.job_id)
-    said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host], who), parse_end)
-    for host, (_, left) in said.items():
-        if left:
+    answers, problems = ask(
+        () if here else jobs, lambda host: end_script(jobs[host], who), parse_end
+    )
+    for host, (_, survivors) in answers.items():
+        if survivors:
             problems[host] = (
                 "it does not exit, not even on SIGKILL: a process is stuck in the system"
             )
     return problems
 
 
-# -- One script on many hosts, over connections of its own: what each has said, and why the others could not be asked ---
+# -- One script on many hosts, over separate connections -----------------------------------------
 
 T = TypeVar("T")
 SCRIPT_TIMEOUT = 120.0
@@ -150,25 +159,30 @@ SCRIPT_TIMEOUT = 120.0
 def ask(
     hosts: Iterable[str], script: Callable[[str], str], parse: Callable[[str], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Run a script on hosts, side by side.
+    """Run a script on hosts in parallel.
 
     Args:
-        hosts: as users write them, ranges too; none for this machine, without any connection.
-        script: a host's label → POSIX sh.
-        parse: reads what the script has said; raises ValueError where it did not come to its end.
+        hosts: hosts as users write them, including ranges; none for this machine, without any
+            connection.
+        script: returns POSIX sh for a host's label.
+        parse: parses the script's output; raises ValueError if the script did not finish.
 
     Returns:
-        (host → its answer, host → why there is none), in the order of the hosts.
+        Answers by host, and reasons by host that gave no answer, in the order of the hosts.
 
     Raises:
-        RequestError: a host's name is none.
+        RequestError: a host name is invalid.
     """
     if not (hosts := tuple(hosts)):
-        here = socket.gethostname()
+        hostname = socket.gethostname()
         done = subprocess.run(
-            ["/bin/sh"], input=script(here), capture_output=True, text=True, timeout=SCRIPT_TIMEOUT
+            ["/bin/sh"],
+            input=script(hostname),
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_TIMEOUT,
         )
-        return {here: parse(done.stdout)}, {}
+        return {hostname: parse(done.stdout)}, {}
     connections, unreached = _connect(hosts)
 
     def answer(one: HostConnection) -> T | HostError:
@@ -178,31 +192,36 @@ def ask(
         except HostError as problem:
             return problem
         except ValueError as problem:
-            said = done.err.strip()[-500:]
-            return HostError(one.label, f"{problem}" + (f": {said}" if said else ""))
+            error_output = done.err.strip()[-500:]
+            return HostError(
+                one.label, f"{problem}" + (f": {error_output}" if error_output else "")
+            )
 
     try:
         answers = side_by_side(answer, connections)
     finally:
         side_by_side(HostConnection.close, connections)
-    said: dict[str, T] = {}
-    for one, found in zip(connections, answers, strict=True):
-        if isinstance(found, HostError):
-            unreached[one.label] = found.reason
+    results: dict[str, T] = {}
+    for connection, outcome in zip(connections, answers, strict=True):
+        if isinstance(outcome, HostError):
+            unreached[connection.label] = outcome.reason
         else:
-            said[one.label] = found
-    return said, unreached
+            results[connection.label] = outcome
+    return results, unreached
 
 
 def _connect(hosts: Iterable[str]) -> tuple[list[HostConnection], dict[str, str]]:
-    """Connections to the hosts that can be reached, and why the others cannot."""
-    left = endpoints(hosts)
+    """Connect to the reachable hosts.
+
+    Returns the connections, and the reasons for the other hosts.
+    """
+    remaining = endpoints(hosts)
     unreached: dict[str, str] = {}
-    while left:
+    while remaining:
         try:
-            return connecting.connect_all(left, asks_secrets()), unreached
+            return connecting.connect_all(remaining, asks_secrets()), unreached
         except (HostError, HostsError) as problem:
             failures = problem.failures if isinstance(problem, HostsError) else [problem]
-            unreached |= {one.host: one.reason for one in failures}
-            left = [one for one in left if one.label not in unreached]
+            unreached |= {item.host: item.reason for item in failures}
+            remaining = [item for item in remaining if item.label not in unreached]
     return [], unreached

@@ -1,4 +1,4 @@
-"""The machines of a pool as they are reached from its head: for the kernel of a notebook that is executed there."""
+"""Reach the machines of a pool from its head: used by the kernel of a notebook executed there."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ CONNECT_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class NodeAccess:
-    """What leads from the head to a node's daemon.
+    """Everything the head needs to reach a node's daemon.
 
     Attributes:
-        daemon: its name. secret: what it knows its notebooks by.
-        node: what the pool calls the node.
-        address, port: where a relay listens on the node (`kernels.relay`); none on the head itself.
-        pem: the certificate and key by which both know each other.
+        daemon: name of the daemon.
+        secret: secret that the daemon expects from its notebooks.
+        node: name of the node in the pool.
+        address: address of the relay on the node (`kernels.relay`); "" on the head itself.
+        port: port of the relay; 0 on the head itself.
+        pem: certificate and key that authenticate both sides.
     """
 
     daemon: str
@@ -46,17 +48,17 @@ class NodeAccess:
 
 
 def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence[Node]]:
-    """The machines of a pool whose agents run already; the caller's is the head."""
-    here = Here(DetachedAccess(accesses[0].daemon, accesses[0].secret))
-    head = here.node(accesses[0].daemon, run)
+    """Return the machines of a pool whose agents already run. The caller is on the head."""
+    this_machine = Here(DetachedAccess(accesses[0].daemon, accesses[0].secret))
+    head = this_machine.node(accesses[0].daemon, run)
     tunnels = tuple(AgentTunnel(one.secret) for one in accesses[1:])
     nodes = [replace(head, name=accesses[0].node if plan.remote else head.name)]
     nodes += [_other(index, accesses[index], one) for index, one in enumerate(tunnels, 1)]
-    return Detached(plan, here, tunnels), nodes
+    return Detached(plan, this_machine, tunnels), nodes
 
 
 def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
-    """A machine that is not the head."""
+    """Return a machine other than the head."""
     relayed = functools.partial(Relayed, access)
     attach = functools.partial(relayed, processes.ATTACH, access.daemon)
     start = functools.partial(tunnel.open, attach)
@@ -72,66 +74,73 @@ def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
 
 
 def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
-    """What leads to a relay on a node that listens at this address and knows this certificate, once it does.
+    """Start a relay on a node and return how to reach it, once it listens.
+
+    It listens at the address, and uses the certificate, in `access`.
 
     Args:
         run: starts a module on the node.
 
     Raises:
-        PoolError: it does not listen there.
+        PoolError: the relay does not listen there.
     """
     with contextlib.closing(run(processes.RELAY, access.daemon, access.address)) as transport:
         transport.write(access.pem.encode())
-        said = b""
-        while not (found := re.search(rb"^listens (\d+)\n", said, re.MULTILINE)):
+        output = b""
+        while not (match := re.search(rb"^listens (\d+)\n", output, re.MULTILINE)):
             piece = transport.read()
             if not piece:
                 raise PoolError(
-                    f"{access.node} cannot be reached there: {transport.complaint() or said.decode()}"
+                    f"{access.node} cannot be reached there: "
+                    f"{transport.complaint() or output.decode()}"
                 )
-            said += piece
-    return replace(access, port=int(found[1]))
+            output += piece
+    return replace(access, port=int(match[1]))
 
 
 def accesses(
     nodes: Sequence[Node], known: Sequence[Any], addresses: Sequence[str]
 ) -> tuple[NodeAccess, ...]:
-    """Start a relay on each node but the head, and return what leads from the head to all nodes.
+    """Start a relay on each node but the head. Returns how the head reaches each node.
 
-    Relays end with the pool, or a minute after the last process of the head has left them.
+    Relays end with the pool, or a minute after the last process of the head disconnects.
 
     Args:
-        nodes: the machines as they are reached from here, the head first.
-        known: what leads to their daemons (`Node.access`).
-        addresses: where the nodes reach each other.
+        nodes: the machines as reached from here, the head first.
+        known: access to their daemons (`Node.access`).
+        addresses: addresses at which the nodes reach each other.
 
     Raises:
         PoolError: a relay does not listen.
     """
-    first, *others = (
+    first, *remaining = (
         NodeAccess(access.daemon, access.secret, node.name, address)
         for node, access, address in zip(nodes, known, addresses, strict=True)
     )
-    pem = tls.certificate() if others else ""
+    pem = tls.certificate() if remaining else ""
     opened = run_all(
         [
             functools.partial(relay, node.run, replace(access, pem=pem))
-            for node, access in zip(nodes[1:], others, strict=True)
+            for node, access in zip(nodes[1:], remaining, strict=True)
         ]
     )
     for problem in failures(opened):
         raise problem
-    return (replace(first, address=""), *(one for one in opened if isinstance(one, NodeAccess)))
+    return (
+        replace(first, address=""),
+        *(outcome for outcome in opened if isinstance(outcome, NodeAccess)),
+    )
 
 
 class Relayed:
-    """A process on another node, by its relay.
+    """A process on another node, reached through its relay.
 
     Args:
-        words: the module, and its arguments. timeout: seconds.
+        words: the module and its arguments.
+        timeout: seconds to wait for the connection.
 
     Raises:
-        OSError: the relay is not to be reached, or is another one.
+        OSError: the relay cannot be reached, or it is another pool's.
     """
 
     def __init__(self, access: NodeAccess, *words: str, timeout: float = CONNECT_TIMEOUT) -> None:
@@ -150,7 +159,7 @@ class Relayed:
         self._thread.start()
 
     def read(self) -> bytes:
-        """Bytes that have come."""
+        """Return the next bytes from the process."""
         try:
             return self._near.recv(1 << 16)
         except OSError:
@@ -161,11 +170,11 @@ class Relayed:
         self._near.sendall(data)
 
     def complaint(self) -> str:
-        """Empty: only the process's output comes through the relay."""
+        """Return "", because the relay only carries the process's output."""
         return ""
 
     def close(self) -> None:
-        """Close its streams, upon which it ends; twice is safe."""
+        """Close the process's streams, which ends it. Twice is safe."""
         try:
             self._near.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,4 +1,4 @@
-"""Ranks on this machine, in the notebook's own interpreter; nodes are groups of ranks."""
+"""Ranks on this machine, in the notebook's own interpreter. Nodes are groups of ranks."""
 
 from __future__ import annotations
 
@@ -36,36 +36,46 @@ from skymagic.wire.processes import status_words
 
 ADDRESS = "127.0.0.1"
 COMPLAINT = 4000
-"""Bytes of what an agent has said last that an error has, at most."""
+"""Maximum number of bytes of an agent's last output that an error contains."""
 DRIVER_TIMEOUT = 20.0
-"""Seconds for nvidia-smi: without its persistence daemon a driver takes some for each GPU, and one that has failed never answers."""
+"""Timeout for nvidia-smi in seconds.
+
+Without its persistence daemon a driver takes a few seconds per GPU, and a failed driver never
+answers.
+"""
 CUDA_WHEELS = WHEELS + DEFAULT_CUDA
 
 
 class Local:
-    """The provider that needs nothing."""
+    """Provider that uses this machine and needs nothing else."""
 
     def plan(self, request: PoolRequest, say: Say) -> Survey:
         """Check the request against this machine."""
         mistakes: list[str] = []
-        asked = image.Image(pip=request.pip)
+        requested_image = image.Image(pip=request.pip)
         with noted_in(mistakes):
-            here = inventory(request)
-            made = plan(request, replace(here, descriptors=descriptors()))
-            shape, each = made.topology, len(made.devices[0]) if made.devices else 0
-            cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
-            asked = table.image_for(made.request.plugins, made.image, cluster)
-        if asked.pip:
+            local_inventory = inventory(request)
+            local_plan = plan(request, replace(local_inventory, descriptors=descriptors()))
+            shape, gpus_per_node = (
+                local_plan.topology,
+                len(local_plan.devices[0]) if local_plan.devices else 0,
+            )
+            cluster = plugins.Cluster(
+                shape.nodes, shape.procs_per_node, request.accelerator, gpus_per_node
+            )
+            requested_image = table.image_for(local_plan.request.plugins, local_plan.image, cluster)
+        if requested_image.pip:
             mistakes += image.missing(
-                asked, {name: _version(name) for name in image.projects(asked.pip)}
+                requested_image,
+                {name: _version(name) for name in image.projects(requested_image.pip)},
             )
         if mistakes:
             raise RequestError(mistakes)
-        made = replace(made, image=asked)
-        return Detached(made) if request.detached else Survey(made)
+        local_plan = replace(local_plan, image=requested_image)
+        return Detached(local_plan) if request.detached else Survey(local_plan)
 
     def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
-        """One agent serves all ranks of this machine."""
+        """Return one node: a single agent serves all ranks on this machine."""
         if isinstance(survey, Detached):
             return [survey.here.node(f"{job_id}-0", run)]
         return [
@@ -75,68 +85,75 @@ class Local:
     def attach(
         self, plan: Plan, accesses: Sequence[DetachedAccess]
     ) -> tuple[Survey, Sequence[Node]]:
-        """This machine, for a pool that another notebook has made here with ``--detach``."""
+        """Return this machine for a pool that another notebook created here with ``--detach``."""
         survey = Detached(plan, Here(accesses[0]))
         return survey, [survey.here.node(accesses[0].daemon, run)]
 
 
 class ChildTransport:
-    """An agent, or another process, as a child that is spoken to over pipes.
+    """An agent or another process, run as a child process that talks over pipes.
 
     Args:
-        command: what to run.
+        command: command line to run.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._child = subprocess.Popen(
             list(command),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             start_new_session=True,  # a terminal's Ctrl-C is for the notebook, which passes it on
-        )  # fmt: skip
+        )
         assert self._child.stdin is not None and self._child.stdout is not None
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
         self._reading = threading.Lock()
-        """Held while somebody reads: a descriptor that is closed at that moment may come to be another pipe's."""
+        """Held while a thread reads: a descriptor closed at that moment may be reused for another
+        pipe.
+        """
         self._over = False
 
     def read(self) -> bytes:
-        """Bytes from the agent."""
+        """Read bytes from the agent."""
         with self._reading:
             return b"" if self._over else os.read(self._out, 1 << 16)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Bytes to the agent."""
+        """Write bytes to the agent."""
         if self._over or self._child.stdin is None or self._child.stdin.closed:
-            raise BrokenPipeError(
-                "the agent has ended"
-            )  # its descriptor may be another file's by now
+            # its descriptor may belong to another file by now
+            raise BrokenPipeError("the agent has ended")
         write_all(self._in, data)
 
     def complaint(self) -> str:
-        """What the agent wrote to standard error, where it has no log: before its start, and of its failure; else how it ended."""
+        """Return what the agent wrote to standard error, or else how it ended.
+
+        Once it runs, the agent writes to a log; standard error holds errors before its start and
+        about its
+        failure.
+        """
         if not self._reading.acquire(timeout=1.0):  # its output has not ended
             return ""
         try:
             if self._errors.closed:
                 return ""
             size = os.fstat(self._errors.fileno()).st_size
-            said = (
+            text = (
                 os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT))
                 .decode(errors="replace")
                 .strip()
             )
         finally:
             self._reading.release()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # its output has ended, and so it is about to
+        # its output has ended, so the process is about to end too
+        with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._child.wait(timeout=1.0)
-            return said or (status_words(status) if status else "")
-        return said
+            return text or (status_words(status) if status else "")
+        return text
 
     def close(self) -> None:
-        """Close its input, upon which it ends everything; kill it if it does not."""
+        """Close the child's input, which makes it end everything. Kill it if it does not."""
         child = self._child
         with contextlib.suppress(OSError):
             if child.stdin is not None:
@@ -147,7 +164,7 @@ class ChildTransport:
             child.kill()
             child.wait()
         self._over = True
-        # Whoever reads comes to the end now, unless something that the child has left holds the pipe open.
+        # A reader sees the end of the output now, unless a leftover process keeps the pipe open.
         alone = self._reading.acquire(timeout=1.0)
         if child.stdout is not None:
             child.stdout.close()
@@ -157,47 +174,56 @@ class ChildTransport:
 
 
 def run(module: str, *arguments: str) -> ChildTransport:
-    """``python -m module arguments`` with the notebook's own interpreter; a random.py beside the notebook is not taken for Python's.
+    """Run ``python -m module arguments`` with the notebook's own interpreter.
 
-    Ranks look there all the same, as notebooks do: IPython sees to that.
+    A random.py next to the notebook does not shadow Python's. Ranks do search that folder, as
+    notebooks
+    do: IPython takes care of that.
     """
-    beside = (
-        Path(__file__).resolve().parents[2] == Path.cwd().resolve()
-    )  # used from its source, not installed
-    safe = () if beside else ("-P",)
+    # run from a source checkout rather than installed
+    in_checkout = Path(__file__).resolve().parents[2] == Path.cwd().resolve()
+    safe = () if in_checkout else ("-P",)
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
 
 def descriptors() -> int:
-    """How many files a process that a pool starts may have open: its agent raises the limit."""
+    """Return how many files a process of a pool may open: its agent raises the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
 
 
 def inventory(request: PoolRequest | None = None) -> Inventory:
-    """What this machine has; its GPUs where the request may take some, for a driver may take seconds to answer."""
+    """Return this machine's resources.
+
+    Lists GPUs only if the request may take some, because a driver may need seconds to answer.
+    """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    here = Inventory(
+    local_inventory = Inventory(
         socket.gethostname(),
         cpus,
         memory,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
     if request is None or not gpus.wanted(request):
-        return here
-    # a line of the pool's own wins over what the notebook was started with
-    said = dict(request.env).get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return local_inventory
+    # the pool's own setting takes precedence over the notebook's environment
+    visible_devices = dict(request.env).get(
+        "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
+    )
     devices, complaint = driver()
     return replace(
-        here,
-        gpus=gpus.visible(devices, said),
+        local_inventory,
+        gpus=gpus.visible(devices, visible_devices),
         unusable=complaint or _without_cuda(gpus.frameworks(request), devices),
     )
 
 
 def driver() -> tuple[tuple[GpuDevice, ...], str]:
-    """(this machine's GPUs as NVIDIA's driver lists them, why they cannot be used). Asking torch would open them in this process."""
+    """List this machine's GPUs as reported by NVIDIA's driver, and the reason if they are unusable.
+
+    Asking torch instead would open the GPUs in this process.
+    """
     if shutil.which("nvidia-smi") is None:
         if sys.platform == "darwin":
             return (), "ranks do not use Apple's GPU (MPS): there is no process group for it"
@@ -215,7 +241,7 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
 
 
 def _smi(question: str) -> tuple[list[str], str]:
-    """(lines that nvidia-smi has printed, what it has said instead)."""
+    """Return the lines that nvidia-smi printed, and its error message."""
     command = [
         "nvidia-smi",
         question,
@@ -242,7 +268,7 @@ def _smi(question: str) -> tuple[list[str], str]:
 
 
 def _held() -> list[str]:
-    """Names of the sockets by which agents on this machine hold GPUs."""
+    """Return the names of the sockets that agents on this machine use to reserve GPUs."""
     try:
         with open("/proc/net/unix", errors="replace") as file:
             return re.findall(rf"@({gpus.HOLD}\S+)", file.read())
@@ -251,23 +277,27 @@ def _held() -> list[str]:
 
 
 def _without_cuda(frameworks: Collection[str], devices: Sequence[GpuDevice]) -> str:
-    """Which framework here cannot use GPUs that are here, and what to do; by its distribution's label, for importing it takes seconds."""
+    """Explain which installed framework cannot use this machine's GPUs, and how to fix it.
+
+    Reads the versions of the distributions, because importing a framework takes seconds.
+    """
     if not devices:
         return ""
-    words = []
+    problems = []
     if "torch" in frameworks and (label := _version("torch")).endswith("+cpu"):
-        words.append(
-            f"torch {label} is built without CUDA (install one with: pip install torch --index-url {CUDA_WHEELS})"
+        problems.append(
+            f"torch {label} is built without CUDA "
+            f"(install one with: pip install torch --index-url {CUDA_WHEELS})"
         )
     if (
         "jax" in frameworks
         and _version("jax")
         and not any(_version(f"jax-cuda{major}-plugin") for major in (12, 13))
     ):
-        words.append(
+        problems.append(
             f"jax {_version('jax')} is installed without CUDA (pip install 'jax[cuda12]' adds it)"
         )
-    return "; ".join(words)
+    return "; ".join(problems)
 
 
 def _version(distribution: str) -> str:
@@ -277,16 +307,18 @@ def _version(distribution: str) -> str:
         return ""
 
 
-# -- that outlive their notebook: a daemon keeps their agent, as on another machine, and lets notebooks attach --
+# -- Detached pools: a daemon keeps their agent, as on another machine, and lets notebooks attach --
 
 
 @dataclass(frozen=True)
 class DetachedAccess:
-    """What leads another notebook of this machine to the daemon.
+    """Everything another notebook on this machine needs to reach the daemon.
 
     Attributes:
-        daemon: its name. secret: what it knows its notebooks by.
-        machine: where it runs. python: the interpreter of its ranks, which a notebook must share.
+        daemon: name of the daemon.
+        secret: secret that the daemon expects from its notebooks.
+        machine: machine it runs on.
+        python: interpreter of its ranks, which a notebook must share.
     """
 
     daemon: str
@@ -299,10 +331,11 @@ class Here:
     """This machine, and the tunnel to the agent on it.
 
     Args:
-        access: what leads to an agent that is there already; None for a new one.
+        access: access to an existing agent; None for a new one.
 
     Raises:
-        PoolError: that one is on another machine, or of another Python; says what to do.
+        PoolError: the agent is on another machine or uses another Python; the message gives the
+            fix.
     """
 
     def __init__(self, access: DetachedAccess | None = None) -> None:
@@ -311,10 +344,10 @@ class Here:
         self._tunnel = AgentTunnel(access.secret if access is not None else "")
 
     def node(self, daemon: str, run: Callable[..., Transport]) -> Node:
-        """The machine as a pool sees it.
+        """Return the `Node` that a pool uses.
 
         Args:
-            daemon: names what keeps the agent.
+            daemon: name of the daemon that keeps the agent running.
             run: starts ``python -m module arguments`` here.
         """
 
@@ -333,26 +366,29 @@ class Here:
         )
 
     def close(self) -> None:
-        """End the agent and the tunnel; twice is safe."""
+        """End the agent and the tunnel. Twice is safe."""
         self._tunnel.close()
 
 
 @dataclass(frozen=True)
 class Detached(Survey):
-    """The plan of a pool whose agents outlive their notebook, and what leads to them: here, and from a head to the others."""
+    """Plan of a pool whose agents outlive their notebook.
+
+    Owns the tunnels to the agents: the one here, and those from the head to other nodes.
+    """
 
     here: Here = field(default_factory=Here)
     tunnels: tuple[AgentTunnel, ...] = ()
 
     def close(self) -> None:
-        """End all agents and what leads to them; twice is safe."""
+        """End all agents and tunnels. Twice is safe."""
         self.here.close()
         for tunnel in self.tunnels:
             tunnel.close()
 
 
 def _check(access: DetachedAccess) -> None:
-    """Raises PoolError where an agent cannot be reached, or a notebook could not work with its ranks."""
+    """Raise PoolError if the agent is out of reach or the notebook cannot work with its ranks."""
     if access.machine != socket.gethostname():
         raise PoolError(f"it runs on {access.machine}: attach from a notebook there")
     if access.python != sys.executable:

@@ -1,13 +1,13 @@
-"""One environment for several hosts of a kind: the first host makes it, and it goes on from host to host.
+"""Copy one environment to several similar hosts: the first builds it, the others pass it along.
 
 ::
 
-    package index, or notebook → host 0      install.sh, as for a single host
-    host 0 → host 1 → host 2 → …             its environment, and skymagic's code (`bootstrap.copying`)
-    host 1, host 2, …                        install.sh, which finds both in its folder of uploads
+    package index, or notebook → host 0    install.sh, as for a single host
+    host 0 → host 1 → host 2 → …           its environment and skymagic's code (`bootstrap.copying`)
+    host 1, host 2, …                      install.sh, which finds both in its upload folder
 
-A host that does not get them is set up as a single host. So the notebook's connection and the hosts' package index carry each wheel
-once, and two hosts of a kind have the same builds.
+A host that does not receive them is set up as a single host. This way the notebook's connection and
+the hosts' package index carry each wheel only once, and similar hosts have the same builds.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
 
-WORTH_BYTES = (
-    50_000_000  # bytes of wheels from which on passing them on is faster than one download per host
-)
+# from this many bytes of wheels on, copying is faster than one download per host
+WORTH_BYTES = 50_000_000
 _END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class Target:
-    """A host that gets an environment.
+    """A host that receives an environment.
 
     Attributes:
-        name: as users call it. facts: what it is. python: an interpreter there that can make environments; "" for none.
+        name: host name as users write it.
+        facts: results of the inspection.
+        python: an interpreter on the host that can create environments; "" if it has none.
     """
 
     name: str
@@ -56,74 +57,83 @@ class Target:
     python: str
 
 
-# -- who passes on -------------------------------------------------------------------------------------------------------
+# -- Groups of hosts ---------------------------------------------------------------------------------
 
 
 def groups(
     targets: Sequence[Target], requirements: Requirements, *, alone: bool = False
 ) -> list[list[Target]]:
-    """Hosts of one kind, the first of which makes an environment for all; pure. A host that shares with none is a group of one.
+    """Group similar hosts, whose first member builds the environment for all. Pure.
+
+    A host that shares with no other is a group of one.
 
     Args:
-        alone: whether each host that reaches an index downloads for itself.
+        alone: True if each host that reaches an index downloads for itself.
     """
     kinds: dict[object, list[Target]] = {}
-    for each in targets:
-        known = (
-            kind(each.facts),
-            choose(requirements, each.facts),
-            each.facts.env,
-            each.facts.without_index,
+    for target in targets:
+        host_kind = (
+            kind(target.facts),
+            choose(requirements, target.facts),
+            target.facts.env,
+            target.facts.without_index,
         )
-        shares = _shares(each, requirements) and (each.facts.without_index or not alone)
-        kinds.setdefault(known if shares else each.name, []).append(each)
-    found = []
+        shares = _shares(target, requirements) and (target.facts.without_index or not alone)
+        kinds.setdefault(host_kind if shares else target.name, []).append(target)
+    result = []
     for group in kinds.values():
-        found += (
+        result += (
             [group]
-            if len(group) > 1 and meeting([each.facts for each in group])
-            else [[each] for each in group]
+            if len(group) > 1 and meeting([target.facts for target in group])
+            else [[target] for target in group]
         )
-    return found
+    return result
 
 
 def _shares(target: Target, requirements: Requirements) -> bool:
-    """Whether a host's environment can be another one's, and is worth the way."""
+    """Return True if a host can use another host's environment and the copy is worthwhile."""
     facts = target.facts
     if requirements.prepared or facts.ready or not target.python:
         return False
     if facts.without_index:
         return True
-    nbytes = download_bytes(
-        requirements, facts
-    )  # commands of plugins may not run twice in an environment
+    nbytes = download_bytes(requirements, facts)
+    # commands of plugins may not run twice in an environment
     return not requirements.commands and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
 
 
 def meeting(hosts: Sequence[Facts]) -> list[str] | None:
-    """Addresses by which hosts reach each other, as far as their interfaces tell; None where none looks like it. Pure.
+    """Return addresses that let the hosts reach each other, judging by their interfaces. Pure.
 
-    A wrong guess costs a few seconds: a host that cannot follow another is set up as a single host.
+    Returns None if they share no private network. A wrong guess costs a few seconds: a host that
+    cannot
+    reach its predecessor is set up as a single host.
     """
-    if len({(each.boot, each.addresses) for each in hosts}) == 1 and hosts[0].boot:
-        return ["127.0.0.1"] * len(
-            hosts
-        )  # accounts of one machine; containers on one have addresses of their own
-    found = [_private(each) for each in hosts]
+    if len({(address.boot, address.addresses) for address in hosts}) == 1 and hosts[0].boot:
+        # several accounts on one machine; containers on it would have different addresses
+        return ["127.0.0.1"] * len(hosts)
+    addresses_by_host = [_private(address) for address in hosts]
     for length in (24, 16, 8):
         for network in dict.fromkeys(
-            ipaddress.ip_network(f"{each}/{length}", strict=False) for each in found[0]
+            ipaddress.ip_network(f"{address}/{length}", strict=False)
+            for address in addresses_by_host[0]
         ):
-            among = [[each for each in addresses if each in network] for addresses in found]
-            if all(among) and len({each[0] for each in among}) == len(hosts):
-                return [str(each[0]) for each in among]
+            in_network = [
+                [address for address in addresses if address in network]
+                for addresses in addresses_by_host
+            ]
+            if all(in_network) and len({address[0] for address in in_network}) == len(hosts):
+                return [str(address[0]) for address in in_network]
     return None
 
 
 def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
-    """A host's private IPv4 addresses, without those of bridges of its own; nothing listens on a public one."""
+    """Return a host's private IPv4 addresses, without those of container and VM bridges.
+
+    Nothing listens on a public address.
+    """
     own = ("docker", "virbr", "br-", "veth", "cni", "podman", "lo")
-    found = []
+    usable_addresses = []
     for interface, text in facts.addresses:
         try:
             address = ipaddress.ip_address(text)
@@ -131,25 +141,28 @@ def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
             continue
         usable = address.is_private and not address.is_loopback and not address.is_link_local
         if isinstance(address, ipaddress.IPv4Address) and usable and not interface.startswith(own):
-            found.append(address)
-    return found
+            usable_addresses.append(address)
+    return usable_addresses
 
 
-# -- what they get -----------------------------------------------------------------------------------------------------
+# -- Copying ---------------------------------------------------------------------------------
 
 
 def from_here(
     group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
 ) -> Supply:
-    """Wheels that the notebook fetches for hosts of one kind that reach no index.
+    """Fetch wheels on the notebook's machine for similar hosts that reach no index.
 
     Raises:
-        HostError: there is no such wheel, or a host has no room for them.
+        HostError: a wheel does not exist, or a host has no room for them.
     """
-    facts, names = group[0].facts, ", ".join(each.name for each in group)
-    how = f"no package index can be reached from there; the packages are fetched here, for {facts.system} {facts.machine}, and sent"
+    facts, names = group[0].facts, ", ".join(target.name for target in group)
+    how = (
+        "no package index can be reached from there; the packages are fetched here, "
+        f"for {facts.system} {facts.machine}, and sent"
+    )
     say(_step(f"{names}: {how}", group))
-    wanted = Wanted(
+    request = Wanted(
         (*requirements.packages, *(() if facts.uv else ("uv",))),
         requirements.minor,
         requirements.preferences,
@@ -158,31 +171,37 @@ def from_here(
         backend=requirements.backend,
     )
     try:
-        house = fetch(wanted, facts, lambda words: None)
+        wheelhouse = fetch(request, facts, lambda words: None)
     except NoWheels as problem:
-        reason = f"it reaches no package index, and its packages could not be fetched here either:\n{problem}"
+        reason = (
+            "it reaches no package index, and its packages could not be fetched here either:\n"
+            f"{problem}"
+        )
         raise HostError(
             group[0].name, reason, "Fix what that says, or let the host reach an index."
         ) from None
-    for each in group:
-        if words := shortage_of(house.nbytes, each.facts):
-            raise HostError(each.name, f"it cannot be set up: {words}")
-    return Supply(house)
+    for target in group:
+        if shortage := shortage_of(wheelhouse.nbytes, target.facts):
+            raise HostError(target.name, f"it cannot be set up: {shortage}")
+    return Supply(wheelhouse)
 
 
 @contextlib.contextmanager
 def passed_on(
     group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
 ) -> Iterator[Mapping[str, Supply]]:
-    """Copy the environment of a group's first host to the others, which install from it while the block runs.
+    """Copy the environment of a group's first host to the others, which install from it.
+
+    They install while the block runs. Copies that no host has installed from are removed at the
+    end.
 
     Yields:
-        By name of host, what is there; a host that got nothing is not in it. What nobody installs from is removed at the end.
+        Supplies by host name. A host that received nothing is missing.
     """
-    first, *others = group
+    first, *receivers = group
     say(
         _step(
-            f"{first.name} passes its environment on to {', '.join(each.name for each in others)}",
+            f"{first.name} passes its environment on to {', '.join(target.name for target in receivers)}",
             group,
         )
     )
@@ -190,78 +209,90 @@ def passed_on(
     unused: Sequence[Target] = group
     try:
         supplies = chain.run()
-        if left := [each.name for each in others if each.name not in supplies]:
+        if without_copy := [target.name for target in receivers if target.name not in supplies]:
             how = (
                 "sending the packages from here"
                 if first.facts.without_index
                 else "downloading the packages there"
             )
-            say(f"{', '.join(left)}: the environment could not be copied from {first.name}; {how}")
+            say(
+                f"{', '.join(without_copy)}: the environment could not be copied from {first.name}; {how}"
+            )
         chain.discard(
-            [each for each in group if each.name not in supplies or not supplies[each.name].copied]
+            [
+                target
+                for target in group
+                if target.name not in supplies or not supplies[target.name].copied
+            ]
         )
-        unused = [each for each in others if each.name in supplies]
+        unused = [target for target in receivers if target.name in supplies]
         yield supplies
-        unused = ()  # install.sh has removed what it has installed from
+        unused = ()  # install.sh has removed the copies it installed from
     finally:
         if unused:
             chain.discard(unused)
 
 
 def _step(text: str, targets: Sequence[Target]) -> StartStep:
-    return StartStep(text, "environment", [each.name for each in targets], None)
+    return StartStep(text, "environment", [target.name for target in targets], None)
 
 
 class Chain:
-    """Programs on several hosts, each of which passes on what the one before it has.
+    """Programs on several hosts, each passing on what the previous host has.
 
     Args:
-        group: with a Python each; the first has the environment.
+        group: hosts with a Python each; the first has the environment.
     """
 
     def __init__(self, group: Sequence[Target], requirements: Requirements) -> None:
-        self.tokens = {each.name: secrets.token_hex(8) for each in group}
-        """By name of host, its folder of uploads: hosts may share a home."""
+        self.tokens = {target.name: secrets.token_hex(8) for target in group}
+        """Name of each host's upload folder, by host name. Hosts may share a home."""
         self._group, self._requirements = group, requirements
         self._environment = f"env/{group[0].facts.env}"
         self._over = threading.Event()
         self._processes: list[Process] = []
 
     def run(self) -> dict[str, Supply]:
-        """Copy; by name of host, what it can be set up from. A host that has the environment already needs nothing."""
-        addresses = meeting([each.facts for each in self._group])
+        """Copy the environment along the chain, and return supplies by host name.
+
+        A host that already has the environment needs nothing.
+        """
+        addresses = meeting([item.facts for item in self._group])
         assert addresses is not None
         listen = partial(self._listen, tls.certificate())
         jobs = [
-            _Job(partial(listen, *each), self._over)
-            for each in zip(self._group, addresses, strict=True)
+            _Job(partial(listen, *item), self._over)
+            for item in zip(self._group, addresses, strict=True)
         ]
         try:
-            answers = dict(zip((each.name for each in self._group), run_all(jobs), strict=True))
-            links = [each for each in answers.values() if isinstance(each, _Link)]
+            answers = dict(zip((item.name for item in self._group), run_all(jobs), strict=True))
+            links = [item for item in answers.values() if isinstance(item, _Link)]
             if not links or links[0].target is not self._group[0]:
                 return {}
-            came = run_all(
+            received = run_all(
                 [
-                    partial(self._take, *each, links[-1])
-                    for each in zip([None, *links], links, strict=False)
+                    partial(self._take, *item, links[-1])
+                    for item in zip([None, *links], links, strict=False)
                 ]
             )
-            there = {name: Supply() for name, answer in answers.items() if answer is None}
-            return there | {
+            already_present = {name: Supply() for name, answer in answers.items() if answer is None}
+            return already_present | {
                 link.target.name: Supply(copied=self.tokens[link.target.name])
-                for link, well in zip(links[1:], came[1:], strict=True)
-                if well is True
+                for link, succeeded in zip(links[1:], received[1:], strict=True)
+                if succeeded is True
             }
         finally:
             self._over.set()
-            for each in jobs:  # nothing goes on there any more when this has returned
-                each.ended.wait(_END_SECONDS)
-            run_all([each.close for each in self._processes], timeout=_END_SECONDS)
+            for item in jobs:  # after this returns, nothing runs on the hosts any more
+                item.ended.wait(_END_SECONDS)
+            run_all([item.close for item in self._processes], timeout=_END_SECONDS)
 
     def _listen(self, pem: str, target: Target, address: str) -> _Link | None:
-        """Start a host's program; None where the environment is there already, for hosts may share a home."""
-        place = f"{target.facts.folder}/incoming/{self.tokens[target.name]}"
+        """Start a host's program.
+
+        Returns None if the environment exists already, which happens when hosts share a home.
+        """
+        upload_folder = f"{target.facts.folder}/incoming/{self.tokens[target.name]}"
         if self._over.is_set():
             raise KeyboardInterrupt
         process = target.host.open(f"exec {quote(target.python)} -I -c {quote(copying.program())}")
@@ -269,37 +300,44 @@ class Chain:
         ready = f"{target.facts.folder}/{self._environment}/.ready"
         unless = "" if target is self._group[0] else ready
         port = _answer(process, {"pem": pem, "address": address, "unless": unless})
-        return None if port is None else _Link(target, (address, cast("int", port)), process, place)
+        return (
+            None
+            if port is None
+            else _Link(target, (address, cast("int", port)), process, upload_folder)
+        )
 
     def _take(self, before: _Link | None, link: _Link, last: _Link) -> object:
-        """Let a host send or receive; whether all of it is there."""
+        """Let a host send or receive, and return True once everything has arrived."""
         names = [self._environment, f"code/{self._requirements.code}"]
-        words = {"folder": link.target.facts.folder, "names": names, "last": link is last}
+        request = {"folder": link.target.facts.folder, "names": names, "last": link is last}
         if before is not None:
-            words |= {
+            request |= {
                 "upstream": before.address,
                 "place": link.place,
                 "source": self._group[0].facts.folder,
             }
-        return _answer(link.process, words)
+        return _answer(link.process, request)
 
     def discard(self, targets: Sequence[Target]) -> None:
-        """Remove folders of uploads that nobody will install from, as far as the hosts can be reached."""
-        places = [
-            (each, f"{each.facts.folder}/incoming/{self.tokens[each.name]}") for each in targets
+        """Remove unused upload folders, as far as the hosts can be reached."""
+        folders = [
+            (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
+            for target in targets
         ]
         jobs = [
-            partial(each.host.run, f"rm -rf {quote(place)}", timeout=20.0) for each, place in places
+            partial(target.host.run, f"rm -rf {quote(folder)}", timeout=20.0)
+            for target, folder in folders
         ]
         run_all(jobs, timeout=25.0)
 
 
 @dataclass(frozen=True)
 class _Link:
-    """A host's program that listens.
+    """A host's listening program.
 
     Attributes:
-        address: by which the next one reaches it, and its port. place: the host's folder of uploads.
+        address: address and port for the next host.
+        place: upload folder of the host.
     """
 
     target: Target
@@ -309,7 +347,7 @@ class _Link:
 
 
 class _Job:
-    """A call that is not begun once `over` is set; `ended` is set unless it is under way."""
+    """A call that is skipped once `over` is set. `ended` is set unless the call is running."""
 
     def __init__(self, call: Callable[[], object], over: threading.Event) -> None:
         self._call, self._over, self.ended = call, over, threading.Event()
@@ -326,12 +364,12 @@ class _Job:
 
 
 def _answer(process: Process, words: Mapping[str, object]) -> object:
-    """What a program answers. Raises HostError where it does not."""
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and its standard error says why
+    """Send a request to a program and return its answer. Raises HostError if it sends none."""
+    with contextlib.suppress(BrokenPipeError):  # it has ended; its standard error has the reason
         process.write(json.dumps(words).encode() + b"\n")
-    said = b""
-    while not said.endswith(b"\n") and (data := process.read()):
-        said += data
-    if not said:
+    reply = b""
+    while not reply.endswith(b"\n") and (data := process.read()):
+        reply += data
+    if not reply:
         raise HostError(process.host, f"it sent nothing: {process.complaint().splitlines()[-1:]}")
-    return json.loads(said)
+    return json.loads(reply)

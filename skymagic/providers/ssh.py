@@ -1,4 +1,4 @@
-"""Machines of your own, reached over SSH: inspected, set up where they are not, and released as they were."""
+"""Your own machines, reached over SSH: inspected, set up if needed, and left as they were."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class HostAccess:
-    """What leads another notebook to a host's daemon.
+    """Everything another notebook needs to reach a host's daemon.
 
     Attributes:
-        host: as the user calls it. daemon: its name there. secret: what it knows its notebooks by.
+        host: host name as the user writes it.
+        daemon: name of the daemon on the host.
+        secret: secret that the daemon expects from its notebooks.
     """
 
     host: str
@@ -59,11 +61,11 @@ class HostAccess:
 
 @dataclass(frozen=True)
 class Hosts(Survey):
-    """The hosts of a pool, connected to and inspected."""
+    """Hosts of a pool, connected and inspected."""
 
     machines: tuple[HostMachine, ...]
     requirements: Requirements
-    """What each of them must have."""
+    """Requirements that each host must meet."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -71,20 +73,20 @@ class Hosts(Survey):
 
 
 class SSH:
-    """The provider of hosts that are there already."""
+    """Provider for existing hosts."""
 
     def plan(self, request: PoolRequest, say: Say) -> Hosts:
-        """Connect to all hosts and inspect them; nothing is changed there."""
+        """Connect to all hosts and inspect them. Changes nothing on them."""
         endpoints = _endpoints(request)
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         image, requirements = needs(request, shape, say)
-        chosen = endpoints[: shape.nodes]
-        connections = connecting.connect_all(chosen, asks_secrets())
+        selected = endpoints[: shape.nodes]
+        connections = connecting.connect_all(selected, asks_secrets())
         try:
-            found = side_by_side(
+            facts = side_by_side(
                 lambda connection: probe(connection, requirements, True), connections
             )
-            machines = tuple(map(Machine, chosen, connections, found))
+            machines = tuple(map(Machine, selected, connections, facts))
             inventories = [
                 replace(
                     machine.facts.inventory(requirements.minor),
@@ -100,7 +102,7 @@ class SSH:
         fresh = (
             {}
             if requirements.prepared
-            else {each.name: each.facts for each in machines if not each.facts.ready}
+            else {machine.name: machine.facts for machine in machines if not machine.facts.ready}
         )
         builds = {host: choose(requirements, facts) for host, facts in fresh.items()}
         confirm = "" if request.yes else questions(builds)
@@ -114,34 +116,41 @@ class SSH:
         return Hosts(plan, machines, requirements)
 
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
-        """Set up the hosts that are not, side by side."""
+        """Set up the hosts that need it, in parallel."""
         machines = survey.machines[: survey.plan.topology.nodes]
         set_up(machines, survey.requirements, say)
         if shared := _shared(machines):
             say(f"two nodes on one machine: {shared}")
-        # two nodes may be one machine: each has a daemon of its own
+        # two nodes may be on one machine, so each has its own daemon
         return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
 
     def attach(self, plan: Plan, accesses: Sequence[HostAccess]) -> tuple[Hosts, Sequence[Node]]:
-        """The machines of a pool that another notebook has made from this plan; nothing is connected to yet."""
-        resolved = config.endpoints((one.host for one in accesses), plan.request.ssh)
+        """Return the machines of a pool that another notebook created from this plan.
+
+        Connects to nothing yet.
+        """
+        resolved = config.endpoints((access.host for access in accesses), plan.request.ssh)
         machines = [
-            Machine(endpoint, None, one.installation.facts, one.secret, one.installation)
-            for endpoint, one in zip(resolved, accesses, strict=True)
+            Machine(endpoint, None, access.installation.facts, access.secret, access.installation)
+            for endpoint, access in zip(resolved, accesses, strict=True)
         ]
-        nodes = [one.node(index, accesses[index].daemon) for index, one in enumerate(machines)]
+        nodes = [
+            access.node(index, accesses[index].daemon) for index, access in enumerate(machines)
+        ]
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
 
 
 def set_up(
     machines: Sequence[HostMachine], requirements: Requirements, say: Say, *, alone: bool = False
 ) -> None:
-    """Set machines up in parallel, unless one cannot be; of several of a kind the first makes the environment of all.
+    """Set machines up in parallel, unless one of them cannot be set up.
+
+    Among similar machines, the first one builds the environment for all.
 
     Args:
-        alone: whether each machine downloads its own packages: right where they share no slow link.
+        alone: True to let each machine download its own packages, if they share no slow link.
     """
-    named = {each.name: each for each in machines}
+    named = {machine.name: machine for machine in machines}
     supplies: dict[str, Supply] = {}
 
     def install(target: Target) -> None:
@@ -149,24 +158,29 @@ def set_up(
 
     try:
         side_by_side(lambda one: refuse(one.name, one.facts, requirements), machines)
-        found = groups([each.target(requirements) for each in machines], requirements, alone=alone)
-        for group in found:
+        host_groups = groups(
+            [machine.target(requirements) for machine in machines], requirements, alone=alone
+        )
+        for group in host_groups:
             if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
                 supplies |= dict.fromkeys(
-                    (each.name for each in group), from_here(group, requirements, say)
+                    (machine.name for machine in group), from_here(group, requirements, say)
                 )
-        side_by_side(install, [group[0] for group in found])
+        side_by_side(install, [group[0] for group in host_groups])
         with contextlib.ExitStack() as copies:
-            for group in filter(lambda group: len(group) > 1, found):
+            for group in filter(lambda group: len(group) > 1, host_groups):
                 supplies |= copies.enter_context(passed_on(group, requirements, say))
-            side_by_side(install, [each for group in found for each in group[1:]])
+            side_by_side(install, [machine for group in host_groups for machine in group[1:]])
     finally:
-        for each in machines:
-            each.runnable.set()
+        for machine in machines:
+            machine.runnable.set()
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
-    """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
+    """Return the image for a pool of this shape and the requirements for each of its machines.
+
+    Raises RequestError.
+    """
     cluster = plugins.Cluster(
         shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request))
     )
@@ -174,31 +188,41 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
         table.image_for(request.plugins, request.whole_image(), cluster), request.imports
     )
     commands = tuple(
-        command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
+        command
+        for plugin in plugins.resolve(request.plugins)
+        for command in plugin.bootstrap(cluster)
     )
     return image, requirements_of(image, commands, request.secret_values(os.environ), say)
 
 
 def with_imports(image: Image, imports: frozenset[str]) -> Image:
-    """An image with what these modules are from; an interpreter that is used as it is has what it has."""
+    """Return the image extended by the packages that these modules come from.
+
+    An interpreter that is used as it is stays unchanged.
+    """
     if not imports or (image.python or "").startswith("/"):
         return image
-    found, _ = distributions.distributions(imports, installed.here())
+    packages, _ = distributions.distributions(imports, installed.here())
     named = set(map(project, image.pip))
-    here = [one for one in found if one.key not in named and notebook(one.name) is not None]
-    return image.replace(pip=(*image.pip, *(one.name for one in here)))
+    missing = [
+        package
+        for package in packages
+        if package.key not in named and notebook(package.name) is not None
+    ]
+    return image.replace(pip=(*image.pip, *(package.name for package in missing)))
 
 
 class HostMachine:
-    """One host, with its connections and the tunnel to its agent.
+    """A host with its connections and the tunnel to its agent.
 
     Args:
-        name: as the user calls it.
-        connect: one more connection to it; called on any thread, and raises HostError.
-        connection: the connection made first.
-        facts: what it is.
-        secret: what its daemon knows this user's notebooks by; a new one unless given.
-        installation: what is set up there already.
+        name: host name as the user writes it.
+        connect: opens another connection; called on any thread, raises HostError.
+        connection: the first connection.
+        facts: results of the inspection.
+        secret: secret that the host's daemon expects from this user's notebooks; generated if
+            empty.
+        installation: what is already set up on the host.
     """
 
     def __init__(
@@ -211,25 +235,25 @@ class HostMachine:
         installation: Installation | None = None,
     ) -> None:
         self.name, self.connect, self.facts = name, connect, facts
-        self._connection: HostConnection | None = (
-            connection  # what the tunnel goes over; None while it is opened again
-        )
+        # carries the tunnel; None while it is being reopened
+        self._connection: HostConnection | None = connection
         self._installation = installation
         self.runnable = threading.Event()
-        """Set once modules that need no packages can be run there, or once nothing of it goes on."""
-        self._bulk: HostConnection | None = (
-            None  # for what is large, so that it does not stand in the way of cells
-        )
+        """Set once modules without dependencies can run on the host, or once setting it up has
+        ended.
+        """
+        # for large transfers, so that they do not delay cells
+        self._bulk: HostConnection | None = None
         self.tunnel = AgentTunnel(secret)
-        """To the node's agent; it outlives connections."""
-        self._used = False  # whether the tunnel has gone over this connection
+        """Tunnel to the node's agent. It outlives connections."""
+        self._used = False  # True once this connection has carried the tunnel
         self._lock = threading.Lock()
 
     def set_up(self, requirements: Requirements, say: Say, supply: Supply | None = None) -> None:
-        """Give it an environment and skymagic's code, where it lacks them.
+        """Install an environment and skymagic's code where they are missing.
 
         Args:
-            supply: what its packages come from; None for its package indexes.
+            supply: source of the packages; None for the host's package indexes.
         """
         assert self._connection is not None
 
@@ -246,28 +270,33 @@ class HostMachine:
         self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:
-        """This machine as a host that gets an environment."""
+        """Return this machine as a target for an environment."""
         assert self._connection is not None
         python = next(
-            (each.path for each in self.facts.interpreters(requirements.minor) if each.venv), ""
+            (
+                interpreter.path
+                for interpreter in self.facts.interpreters(requirements.minor)
+                if interpreter.venv
+            ),
+            "",
         )
         return Target(self.name, self._connection, self.facts, python)
 
     def node(self, index: int, daemon: str) -> Node:
-        """The machine as a pool sees it.
+        """Return the `Node` that a pool uses.
 
         Args:
-            daemon: names what keeps the node's agent there.
+            daemon: name of the daemon that keeps the node's agent running.
         """
         assert self._installation is not None
-        known = replace(
+        installation = replace(
             self._installation,
             requirements=replace(self._installation.requirements, hidden=frozenset()),
         )
         return Node(
             index,
             self.name,
-            access=HostAccess(self.name, known, daemon, self.tunnel.secret),
+            access=HostAccess(self.name, installation, daemon, self.tunnel.secret),
             leave=self.leave,
             start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
             run=self._run,
@@ -281,12 +310,12 @@ class HostMachine:
 
     @property
     def runs(self) -> bool:
-        """Whether modules can be run there."""
+        """True if modules can run on the host."""
         return self._installation is not None
 
     @property
     def _used_as_it_is(self) -> bool:
-        """Whether its ranks run in an interpreter that the user has named."""
+        """True if its ranks run in an interpreter that the user named."""
         return self._installation is None or self._installation.requirements.prepared
 
     def _command(self, module: str, *args: str) -> str:
@@ -294,7 +323,10 @@ class HostMachine:
         return self._installation.command(module, *args)
 
     def attached(self, daemon: str) -> Transport:
-        """The way to a daemon, for the tunnel: over the first connection, and each further one over a connection of its own."""
+        """Connect the tunnel to a daemon.
+
+        The first call uses the first connection; each later call opens a new one.
+        """
         command = self._command(processes.ATTACH, daemon)
         with self._lock:
             if self._used and self._connection is not None:
@@ -306,13 +338,13 @@ class HostMachine:
             return ConnectionProcess(self._connection.open(command), self._connection)
 
     def _run(self, module: str, *args: str) -> Transport:
-        """A process beside the agent, over a connection of its own for such."""
+        """Start a process next to the agent, over a second connection kept for such processes."""
         return self._beside().open(self._command(module, *args))
 
     def _install(
         self, addition: Addition, words: Callable[[str], None], cancelled: Callable[[], bool]
     ) -> None:
-        """Install more packages into the environment of its ranks."""
+        """Install more packages into the environment of the host's ranks."""
         assert self._installation is not None
         add(self._beside(), self._installation, addition, words, cancelled)
 
@@ -323,15 +355,21 @@ class HostMachine:
             return self._bulk
 
     def leave(self) -> None:
-        """Close the tunnel and all connections, and leave what runs there; twice is safe."""
+        """Close the tunnel and all connections, and leave everything running there.
+
+        Twice is safe.
+        """
         self.tunnel.leave()
         self._disconnect()
 
     lingers = False
-    """Whether a pool's end goes on in the background on a machine that is out of reach; not where a scheduler ends what runs there."""
+    """True if the end of a pool continues in the background while the machine is out of reach.
+
+    False where a scheduler ends everything on the machine.
+    """
 
     def close(self) -> None:
-        """End the tunnel and all connections; twice is safe."""
+        """Close the tunnel and all connections. Twice is safe."""
         self.tunnel.close(linger=self.lingers)
         self._disconnect()
 
@@ -342,10 +380,10 @@ class HostMachine:
 
 
 class Machine(HostMachine):
-    """One host over SSH.
+    """A host reached over SSH.
 
     Args:
-        endpoint: how it is reached; the other arguments are `HostMachine`'s.
+        endpoint: how to reach the host. For the other arguments see `HostMachine`.
     """
 
     lingers = True
@@ -370,11 +408,11 @@ class Machine(HostMachine):
 
 
 class ConnectionProcess:
-    """A process that is left, not ended: with its connection, which may hang.
+    """A process that is abandoned rather than ended, along with its connection, which may hang.
 
     Args:
-        process: what it transports to.
-        connection: what carries it.
+        process: the process to talk to.
+        connection: connection that carries it.
     """
 
     def __init__(self, process: Process, connection: HostConnection) -> None:
@@ -382,13 +420,13 @@ class ConnectionProcess:
         self._connection = connection
 
     def close(self) -> None:
-        """Leave it; twice is safe."""
+        """Abandon the process. Twice is safe."""
         self._connection.close()
 
 
 def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -> str:
-    """What `acquire` will do on each host."""
-    words, refused = dict[str, list[str]](), dict[str, list[str]]()
+    """Describe what `acquire` will do on each host."""
+    hosts_by_step, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
         facts = machine.facts
         if problems := refusals(facts, requirements):
@@ -398,11 +436,14 @@ def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
             if facts.without_index:
-                step += " of packages that the notebook fetches and sends, for no index can be reached from there"
+                step += (
+                    " of packages that the notebook fetches and sends, "
+                    "for no index can be reached from there"
+                )
         for url, why in facts.silent:
-            words.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
-        words.setdefault(step, []).append(machine.name)
-    steps = [f"{step} on {', '.join(names)}" for step, names in words.items()]
+            hosts_by_step.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
+        hosts_by_step.setdefault(step, []).append(machine.name)
+    steps = [f"{step} on {', '.join(names)}" for step, names in hosts_by_step.items()]
     return "; ".join(
         [*steps, *(f"{', '.join(names)} cannot be set up: {why}" for why, names in refused.items())]
     )
@@ -413,12 +454,12 @@ def _endpoints(request: PoolRequest) -> list[Endpoint]:
         raise RequestError(
             "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
         )
-    found = config.endpoints(request.hosts, request.ssh)
-    if (request.nodes or 0) > len(found):
+    endpoints = config.endpoints(request.hosts, request.ssh)
+    if (request.nodes or 0) > len(endpoints):
         raise RequestError(
-            f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named"
+            f"--nodes {request.nodes} needs as many hosts, and {len(endpoints)} are named"
         )
-    return found
+    return endpoints
 
 
 def _shared(machines: Sequence[HostMachine]) -> str:
@@ -429,11 +470,13 @@ def _shared(machines: Sequence[HostMachine]) -> str:
 
 
 def side_by_side(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
-    """The call's results for all items, each on a thread of its own; an interrupt of the caller is heard.
+    """Call a function for all items, each on its own thread, and return the results.
+
+    The caller can be interrupted.
 
     Raises:
-        RequestError: all mistakes, when every failure is of that kind.
-        ProvisionError: all failures.
+        RequestError: lists all mistakes, if every failure is one.
+        ProvisionError: lists all failures.
     """
     outcomes = run_all([functools.partial(call, item) for item in items])
     problems = failures(outcomes)
