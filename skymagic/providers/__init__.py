@@ -5,9 +5,9 @@ choice    selects a provider by class or by name; entry points add third-party p
 local     ranks on this machine, which may outlive their notebook
 head      reach the machines of a pool from its head
 ssh       your own machines
-passing   copy one environment to several similar hosts: the first builds it, then hosts pass it along
-found     discover and stop the user's pools on such machines with one script, without a local record
-cluster   shared by Slurm, Ray and Kubernetes: nodes allocated together, channels, holders, release
+passing   copy one environment to several similar hosts: the first builds it, the others pass it on
+found     find and end the user's pools on such machines with one script, without a local record
+cluster   shared by Slurm, Ray and Kubernetes: allocated nodes, channels, holders, release
 channel_key  the key that authenticates notebook and nodes in a scheduler's channel
 slurm     nodes of a Slurm cluster
 slurm_jobs  requests to Slurm: scripts, jobs, and explanations of how jobs ended

@@ -50,7 +50,11 @@ def SSH(*hosts: str | Iterable[str], client: str = "auto") -> Choice:
     Args:
         client: SSH client: ``"paramiko"``, ``"openssh"`` (the ssh program), or ``"auto"``.
     """
-    flat = [host for item in hosts for host in ([item] if isinstance(item, str) else item)]
+    flat = [
+        host
+        for argument in hosts
+        for host in ([argument] if isinstance(argument, str) else argument)
+    ]
     return Choice("ssh", {"hosts": tuple(flat), **({"ssh": client} if client != "auto" else {})})
 
 
@@ -118,8 +122,7 @@ def Kubernetes(
     pod_template: str | None = None,
     pods: str | None = None,
 ) -> Choice:
-    """Pods of a Kubernetes cluster, configured by a kubeconfig or, inside a pod, by its service
-    account.
+    """Pods of a Kubernetes cluster, configured by a kubeconfig or a pod's service account.
 
     Args:
         image: image of the pods; None for ``python:3.X-slim`` with the notebook's version.
@@ -216,7 +219,7 @@ TABLE: dict[str, str] = {
 The entry-point group ``skymagic.providers`` adds third-party providers.
 """
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
-"""Providers that ``auto`` may choose, in this order, with functions that tell if they are
+"""Providers that ``auto`` may choose, in this order, with functions that detect if they are
 set up.
 """
 LISTING = ("slurm", "kubernetes", "ray")
@@ -234,9 +237,8 @@ def placed(request: PoolRequest) -> PoolRequest:
 
     Changes a request only if it names no provider and needs something this machine lacks: GPUs, or
     rented machines. This machine comes first, then the providers in `RENTING` that are set up here.
-    If
-    none is, the request stays unchanged and its plan says what to add. A preview also works with a
-    provider that is not set up.
+    If none is, the request stays unchanged and its plan explains what to add. A preview also works
+    with a provider that is not set up.
     """
     if request.provider != "auto" or request.hosts:
         return request
@@ -263,8 +265,7 @@ def _load(attribute: str) -> Any:
 
 
 def serving(request: PoolRequest) -> Provider:
-    """Return the provider for a request: the named one, or else this machine or the request's
-    hosts.
+    """Return the provider for a request: the named one, else this machine or the request's hosts.
 
     Raises:
         RequestError: the provider does not exist; suggests the nearest name.

@@ -185,8 +185,7 @@ class NodeDoor:
         """Start a new agent and return the tunnel to it.
 
         The tunnel uses the channel until the agent's daemon runs, because a relay can only live
-        with a
-        daemon, and moves to the relay after that.
+        with a daemon, and moves to the relay after that.
         """
         tunnel, daemon = self._machine.tunnel, self._access.daemon
         daemon_started = threading.Event()

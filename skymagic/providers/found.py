@@ -222,6 +222,6 @@ def _connect(hosts: Iterable[str]) -> tuple[list[HostConnection], dict[str, str]
             return connecting.connect_all(remaining, asks_secrets()), unreached
         except (HostError, HostsError) as problem:
             failures = problem.failures if isinstance(problem, HostsError) else [problem]
-            unreached |= {item.host: item.reason for item in failures}
-            remaining = [item for item in remaining if item.label not in unreached]
+            unreached |= {failure.host: failure.reason for failure in failures}
+            remaining = [endpoint for endpoint in remaining if endpoint.label not in unreached]
     return [], unreached

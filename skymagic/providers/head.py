@@ -101,14 +101,14 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
 def accesses(
     nodes: Sequence[Node], known: Sequence[Any], addresses: Sequence[str]
 ) -> tuple[NodeAccess, ...]:
-    """Start a relay on each node but the head. Returns how the head reaches each node.
+    """Start a relay on each node but the head, and return the head's access to each node.
 
     Relays end with the pool, or a minute after the last process of the head disconnects.
 
     Args:
         nodes: the machines as reached from here, the head first.
         known: access to their daemons (`Node.access`).
-        addresses: addresses at which the nodes reach each other.
+        addresses: addresses of the nodes in their common network.
 
     Raises:
         PoolError: a relay does not listen.

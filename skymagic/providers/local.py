@@ -130,8 +130,7 @@ class ChildTransport:
         """Return what the agent wrote to standard error, or else how it ended.
 
         Once it runs, the agent writes to a log; standard error holds errors before its start and
-        about its
-        failure.
+        about its failure.
         """
         if not self._reading.acquire(timeout=1.0):  # its output has not ended
             return ""
@@ -177,8 +176,7 @@ def run(module: str, *arguments: str) -> ChildTransport:
     """Run ``python -m module arguments`` with the notebook's own interpreter.
 
     A random.py next to the notebook does not shadow Python's. Ranks do search that folder, as
-    notebooks
-    do: IPython takes care of that.
+    notebooks do: IPython takes care of that.
     """
     # run from a source checkout rather than installed
     in_checkout = Path(__file__).resolve().parents[2] == Path.cwd().resolve()

@@ -57,7 +57,7 @@ class Target:
     python: str
 
 
-# -- Groups of hosts ---------------------------------------------------------------------------------
+# -- Groups of hosts -------------------------------------------------------------------------------
 
 
 def groups(
@@ -106,13 +106,12 @@ def meeting(hosts: Sequence[Facts]) -> list[str] | None:
     """Return addresses that let the hosts reach each other, judging by their interfaces. Pure.
 
     Returns None if they share no private network. A wrong guess costs a few seconds: a host that
-    cannot
-    reach its predecessor is set up as a single host.
+    cannot reach its predecessor is set up as a single host.
     """
-    if len({(address.boot, address.addresses) for address in hosts}) == 1 and hosts[0].boot:
+    if len({(host.boot, host.addresses) for host in hosts}) == 1 and hosts[0].boot:
         # several accounts on one machine; containers on it would have different addresses
         return ["127.0.0.1"] * len(hosts)
-    addresses_by_host = [_private(address) for address in hosts]
+    addresses_by_host = [_private(host) for host in hosts]
     for length in (24, 16, 8):
         for network in dict.fromkeys(
             ipaddress.ip_network(f"{address}/{length}", strict=False)
@@ -201,7 +200,8 @@ def passed_on(
     first, *receivers = group
     say(
         _step(
-            f"{first.name} passes its environment on to {', '.join(target.name for target in receivers)}",
+            f"{first.name} passes its environment on to "
+            f"{', '.join(target.name for target in receivers)}",
             group,
         )
     )
@@ -216,7 +216,8 @@ def passed_on(
                 else "downloading the packages there"
             )
             say(
-                f"{', '.join(without_copy)}: the environment could not be copied from {first.name}; {how}"
+                f"{', '.join(without_copy)}: the environment could not be copied from "
+                f"{first.name}; {how}"
             )
         chain.discard(
             [
@@ -257,22 +258,22 @@ class Chain:
 
         A host that already has the environment needs nothing.
         """
-        addresses = meeting([item.facts for item in self._group])
+        addresses = meeting([target.facts for target in self._group])
         assert addresses is not None
         listen = partial(self._listen, tls.certificate())
         jobs = [
-            _Job(partial(listen, *item), self._over)
-            for item in zip(self._group, addresses, strict=True)
+            _Job(partial(listen, *pair), self._over)
+            for pair in zip(self._group, addresses, strict=True)
         ]
         try:
-            answers = dict(zip((item.name for item in self._group), run_all(jobs), strict=True))
-            links = [item for item in answers.values() if isinstance(item, _Link)]
+            answers = dict(zip((target.name for target in self._group), run_all(jobs), strict=True))
+            links = [answer for answer in answers.values() if isinstance(answer, _Link)]
             if not links or links[0].target is not self._group[0]:
                 return {}
             received = run_all(
                 [
-                    partial(self._take, *item, links[-1])
-                    for item in zip([None, *links], links, strict=False)
+                    partial(self._take, *pair, links[-1])
+                    for pair in zip([None, *links], links, strict=False)
                 ]
             )
             already_present = {name: Supply() for name, answer in answers.items() if answer is None}
@@ -283,9 +284,9 @@ class Chain:
             }
         finally:
             self._over.set()
-            for item in jobs:  # after this returns, nothing runs on the hosts any more
-                item.ended.wait(_END_SECONDS)
-            run_all([item.close for item in self._processes], timeout=_END_SECONDS)
+            for job in jobs:  # after this returns, nothing runs on the hosts any more
+                job.ended.wait(_END_SECONDS)
+            run_all([process.close for process in self._processes], timeout=_END_SECONDS)
 
     def _listen(self, pem: str, target: Target, address: str) -> _Link | None:
         """Start a host's program.

@@ -72,7 +72,7 @@ class Attachable(Protocol):
         releases.
 
         Args:
-            plan: plan from which the pool was created.
+            plan: the plan of the pool.
             accesses: the `access` of each of its nodes.
 
         Raises:
@@ -127,8 +127,7 @@ class Replaceable(Protocol):
         Blocks until they are available.
 
         Called on its own thread after machines are lost, with no other call to the provider
-        meanwhile.
-        The survey releases the machines created here.
+        meanwhile. The survey releases the machines created here.
 
         Args:
             stop: set when the replacements are no longer needed; the call then returns soon, with

@@ -461,8 +461,7 @@ class Ray:
         """Return the pools in all clusters known from here.
 
         These are the clusters where pools were created from this machine or, if none were, the
-        cluster
-        named by `RAY_ADDRESS` or running on this machine.
+        cluster named by `RAY_ADDRESS` or running on this machine.
         """
         notes = [file.read_text() for file in _note("*").parent.glob("*.ray")]
         listed = []

@@ -268,8 +268,7 @@ class HeldNode:
         """Return True if another node is needed.
 
         Before the nodes have the key, return True if one has not started yet, since the notebook
-        waits for
-        it.
+        waits for it.
         """
         if key := self._key():
             caller = Caller(key)
@@ -283,8 +282,7 @@ class HeldNode:
         """Wait until this process is no longer needed.
 
         Ends abandoned shells meanwhile. Removes the pool once no node is needed, and exits once
-        Ray's own
-        process on this node (the raylet) is gone.
+        Ray's own process on this node (the raylet) is gone.
         """
         raylet = os.getppid()
         while self.needed() or self._others_need(names):
@@ -510,8 +508,8 @@ def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
     named = {handler.__name__: handler for handler in ANSWERS}
     # the notebook may no longer wait for the answer
     with contextlib.ExitStack() as closing, contextlib.suppress(OSError):
-        for handler in sockets:
-            closing.enter_context(handler)
+        for end in sockets:
+            closing.enter_context(end)
         try:
             for line in named[request.pop("do")](sockets, **request):
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
@@ -592,16 +590,16 @@ def place(
             yield {"waits": (last_message := message)}
     ray.get(starting)
     node_ids = placement_group_table(WAITING[job])["bundles_to_node_id"]
-    nodes_by_id = {holder["NodeID"]: holder for holder in ray.nodes()}
+    nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
     nodes = [nodes_by_id[node_ids[index]] for index in range(len(bundles))]
     yield {
         "nodes": [
             {
-                "host": holder["NodeManagerHostname"],
-                "ray": holder["NodeID"],
-                "address": holder["NodeManagerAddress"],
+                "host": node["NodeManagerHostname"],
+                "ray": node["NodeID"],
+                "address": node["NodeManagerAddress"],
             }
-            for holder in nodes
+            for node in nodes
         ]
     }
 
@@ -636,8 +634,7 @@ def fate(_: object, job: str, index: int) -> Answers:
     """Yield why a node is gone, or "" if it is not.
 
     Ray may not know for a while that an actor is dead, nor that the head is gone. In the latter
-    case
-    Ray ends this process.
+    case Ray ends this process.
     """
     reason, deadline = None, time.monotonic() + POLL
     while reason is None:
@@ -681,7 +678,7 @@ def remove(job: str) -> list[str]:
     Ray itself ends only holders that run, so they are killed explicitly.
     """
     name = f"{PREFIX}-{job}"
-    names = [item for item in everything() if item.startswith(name)]
+    names = [actor for actor in everything() if actor.startswith(name)]
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
     for actor in names:

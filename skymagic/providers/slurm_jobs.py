@@ -7,9 +7,8 @@ node's daemon and ends with it (`kernels.daemon.attach`). Everything else runs i
     srun --overlap --jobid JOB -w NODE /bin/sh …              a channel: scripts, processes, daemon
 
 All users of a site share Slurm's controller. `JobQueue` therefore asks it at most six times a
-minute
-for all pools of a process. A missing answer changes nothing: a job has ended only if Slurm itself
-reports it as ended.
+minute for all pools of a process. A missing answer changes nothing: a job has ended only if Slurm
+itself reports it as ended.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmParti
         if name
         else [partition.name for partition in here if partition.default] or names[:1]
     )
-    if unknown := [partition for partition in requested if partition not in names]:
+    if unknown := [name for name in requested if name not in names]:
         nearest = did_you_mean(unknown[0], names) or f"; available: {', '.join(names) or 'none'}"
         raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
     return [partition for partition in here if partition.name in requested]

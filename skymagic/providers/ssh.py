@@ -164,13 +164,13 @@ def set_up(
         for group in host_groups:
             if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
                 supplies |= dict.fromkeys(
-                    (machine.name for machine in group), from_here(group, requirements, say)
+                    (target.name for target in group), from_here(group, requirements, say)
                 )
         side_by_side(install, [group[0] for group in host_groups])
         with contextlib.ExitStack() as copies:
             for group in filter(lambda group: len(group) > 1, host_groups):
                 supplies |= copies.enter_context(passed_on(group, requirements, say))
-            side_by_side(install, [machine for group in host_groups for machine in group[1:]])
+            side_by_side(install, [target for group in host_groups for target in group[1:]])
     finally:
         for machine in machines:
             machine.runnable.set()

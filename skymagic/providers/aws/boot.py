@@ -1,18 +1,20 @@
-"""What a rented machine is told at its first boot: the keys of its pool, a watchdog, and the user data that carries both.
+"""First boot of a rented machine: the keys of its pool, a watchdog, and the user data with both.
 
 ::
 
     keys = make_keys(job)        # folder/key (0600), folder/known_hosts
     cloud_config(keys, …)        # puts keys.host.private and the watchdog on the machines
-    keys.endpoint(…)             # accepts that host key alone
+    keys.endpoint(…)             # accepts only that host key
 
-The watchdog is sh that ends a machine when nobody uses it, with no notebook alive and no AWS credentials. EC2 terminates what shuts
-itself down (InstanceInitiatedShutdownBehavior), so that ending the system ends the cost. The script reads what the node's agent
-writes of itself (`wire.record`) and trusts no clock that is set: time is the kernel's uptime.
+The watchdog is an sh script that ends an unused machine even without a living notebook or AWS
+credentials. EC2 terminates a machine that shuts itself down (InstanceInitiatedShutdownBehavior), so
+shutting the system down ends the cost. The script reads the record that the node's agent writes
+(`wire.record`) and trusts no adjustable clock: time is the kernel's uptime.
 
-User data is JSON, which is YAML and needs no quoting of ours. Every process of the machine can read it (from the metadata service), so
-no credential and no secret of the user's is in it; the host's own private key is, as `ssh_keys` of cloud-init's documentation has it,
-and belongs to nobody else.
+User data is JSON, which is valid YAML and needs no further quoting. Every process on the machine
+can read it from the metadata service, so it contains no credentials and none of the user's secrets.
+It does contain the host's private key, as cloud-init's documentation shows for `ssh_keys`; that key
+identifies only this pool's machines.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from skymagic.wire import atomic
 
 @dataclass(frozen=True)
 class KeyPair:
-    """An ed25519 key in OpenSSH's formats; the private half is not shown."""
+    """An ed25519 key pair in OpenSSH's formats. Its repr hides the private half."""
 
     private: str
     public: str
@@ -42,11 +44,12 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PoolKeys:
-    """A pool's key for logins, and its machines' host key.
+    """Login key of a pool, and the host key of its machines.
 
     Attributes:
-        folder: where the user's key and the known host key are; for this user alone.
-        alias: the name under which the host key stands there. All machines of a launch have one key: they get the same user data.
+        folder: folder with the user's key and the known host key, private to this user.
+        alias: name of the host key in the known_hosts file. All machines of a launch share one host
+            key, because they get the same user data.
     """
 
     folder: Path
@@ -57,41 +60,55 @@ class PoolKeys:
     def endpoint(
         self, label: str, address: str, port: int, user: str, jump: tuple[Endpoint, ...] = ()
     ) -> Endpoint:
-        """How a machine is reached: with this key, and only if it shows that host key."""
+        """Return how to reach a machine: with this key, and only if it presents that host key."""
         return Endpoint(
-            label, address, port, user,
-            identities=(str(self.folder / "key"),), identities_given=True, identities_only=True, agent=None,
-            proxy_jump=jump, known_hosts=(str(self.folder / "known_hosts"),), host_key_alias=self.alias, strict="yes",
-        )  # fmt: skip
+            label,
+            address,
+            port,
+            user,
+            identities=(str(self.folder / "key"),),
+            identities_given=True,
+            identities_only=True,
+            agent=None,
+            proxy_jump=jump,
+            known_hosts=(str(self.folder / "known_hosts"),),
+            host_key_alias=self.alias,
+            strict="yes",
+        )
 
 
 def keys_folder(job: str) -> Path:
-    """Where the keys of a pool lie: in the user's state folder, so that a restarted notebook finds them."""
+    """Return the folder of a pool's keys.
+
+    It is in the user's state folder, so that a restarted notebook finds the keys.
+    """
     return atomic.state_folder("keys") / job
 
 
 def remove_keys(job: str) -> None:
-    """Delete the keys of a pool; twice is safe."""
+    """Delete the keys of a pool. Twice is safe."""
     if job and Path(job).name == job:  # it may come from a tag
         shutil.rmtree(keys_folder(job), ignore_errors=True)
 
 
 def make_keys(job: str) -> PoolKeys:
-    """Fresh keys in a folder of their own."""
+    """Create keys in a new folder."""
     at = keys_folder(job)
-    made = PoolKeys(at, job.lower(), generate_key("skymagic"), generate_key("skymagic host"))
+    keys = PoolKeys(at, job.lower(), generate_key("skymagic"), generate_key("skymagic host"))
     atomic.private_folder(at.parent)
     at.mkdir(mode=0o700)
-    _write(at / "key", made.user.private)
-    _write(at / "known_hosts", f"{made.alias} {made.host.public}\n")
-    return made
+    _write(at / "key", keys.user.private)
+    _write(at / "known_hosts", f"{keys.alias} {keys.host.public}\n")
+    return keys
 
 
 def kept_keys(job: str) -> PoolKeys:
-    """The keys of a pool that another notebook has made: the user's, and for machines to come another host key, known beside the first.
+    """Load the keys of a pool that another notebook created.
+
+    Keeps the user key and adds a new host key for further machines, next to the first one.
 
     Raises:
-        OSError: they are not here.
+        OSError: the keys are not on this machine.
     """
     from cryptography.hazmat.primitives import serialization as forms
 
@@ -99,19 +116,19 @@ def kept_keys(job: str) -> PoolKeys:
     private = (at / "key").read_text()
     key = forms.load_ssh_private_key(private.encode(), None)
     public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
-    made = PoolKeys(
+    keys = PoolKeys(
         at,
         job.lower(),
         KeyPair(private, f"{public.decode()} skymagic"),
         generate_key("skymagic host"),
     )
     with (at / "known_hosts").open("a") as file:
-        file.write(f"{made.alias} {made.host.public}\n")
-    return made
+        file.write(f"{keys.alias} {keys.host.public}\n")
+    return keys
 
 
 def generate_key(comment: str) -> KeyPair:
-    """A fresh key."""
+    """Generate a new key pair."""
     from cryptography.hazmat.primitives import serialization as forms
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -132,20 +149,27 @@ SSHD_PORT = "/etc/ssh/sshd_config.d/10-skymagic.conf"
 WATCHDOG_PATH = "/usr/local/lib/skymagic/watchdog"
 WATCHDOG_UNIT = "skymagic-watchdog"
 BOOTSTRAP = 1800.0
-"""Seconds that a machine has until its first agent runs: packages for many GPUs take minutes."""
+"""Seconds until a machine must run its first agent: packages for many GPUs take minutes."""
 GONE = 300.0
-"""Seconds for which a machine waits for another agent when its own has ended: ranks are started anew within that."""
+"""Seconds a machine waits for another agent after its own has ended.
+
+Ranks are restarted within that time.
+"""
 IDLE_MARGIN = 120.0
-"""Seconds beyond --idle after which the machine ends although its agent, which should have ended itself by then, has not."""
+"""Seconds beyond --idle after which the machine ends even if its agent has failed to end itself."""
 
 
 @dataclass(frozen=True)
 class WatchdogBounds:
-    """When a machine ends by itself; seconds.
+    """Time limits after which a machine ends itself, in seconds.
 
     Attributes:
-        idle: without a cell. lifetime: since it was booted. bootstrap: without a first agent. gone: since the last agent has ended.
-        interval: between two looks.
+        idle: time without a cell.
+        lifetime: time since boot.
+        bootstrap: time without a first agent.
+        gone: time since the last agent ended.
+        margin: extra idle time that leaves the agent the chance to end itself first.
+        interval: time between two checks.
     """
 
     idle: float
@@ -157,21 +181,27 @@ class WatchdogBounds:
 
 
 def watchdog_script(job: str, user: str, bounds: WatchdogBounds) -> str:
-    """POSIX sh that never ends before its machine does.
+    """Return the watchdog as POSIX sh. It never exits before its machine ends.
 
     Args:
-        job: whose agents count. user: as whom they run.
+        job: job ID whose agents count.
+        user: user that runs them.
     """
     settings = {
-        "job": job, "user": user, "idle": _seconds(bounds.idle + bounds.margin), "lifetime": _seconds(bounds.lifetime),
-        "bootstrap": _seconds(bounds.bootstrap), "gone": _seconds(bounds.gone), "interval": f"{bounds.interval:g}",
-    }  # fmt: skip
+        "job": job,
+        "user": user,
+        "idle": _seconds(bounds.idle + bounds.margin),
+        "lifetime": _seconds(bounds.lifetime),
+        "bootstrap": _seconds(bounds.bootstrap),
+        "gone": _seconds(bounds.gone),
+        "interval": f"{bounds.interval:g}",
+    }
     assigned = "\n".join(f"{name}={quote(value)}" for name, value in settings.items())
     return f"#!/bin/sh\n# skymagic: ends this machine when nobody uses it\n{assigned}\n{_LOOP}"
 
 
 def watchdog_unit() -> str:
-    """The systemd unit that runs it; started again whatever ends it."""
+    """Return the systemd unit that runs the watchdog and always restarts it."""
     return (
         "[Unit]\nDescription=skymagic: ends this machine when nobody uses it\n"
         f"[Service]\nExecStart=/bin/sh {WATCHDOG_PATH}\nRestart=always\nRestartSec=5\n"
@@ -183,7 +213,8 @@ def _seconds(value: float) -> str:
     return str(max(1, round(value)))
 
 
-# /run is empty after each boot. "boot id" as in wire.record: an agent's file may be older than this boot.
+# /run is empty after each boot. The boot ID is the one of wire.record: an agent's file may be older
+# than this boot.
 _LOOP = r"""
 state=${SKYMAGIC_WATCHDOG_STATE:-/run/skymagic-watchdog}
 mkdir -p "$state"
@@ -261,11 +292,14 @@ done
 """
 
 
-MOST_BYTES = 16384  # what EC2 takes, before base64
+MOST_BYTES = 16384  # EC2's limit, before base64
 
 
 def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: WatchdogBounds) -> str:
-    """The user data of all machines of a pool. Raises RequestError: it is larger than EC2 takes."""
+    """Return the user data for all machines of a pool.
+
+    Raises RequestError if it exceeds EC2's limit.
+    """
     config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": keys.host.private, "ed25519_public": keys.host.public},
@@ -302,9 +336,13 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Wat
 
 
 def _at_boot(bounds: WatchdogBounds) -> list[list[str]]:
-    """Before anything else: the lifetime holds although all that follows may fail, and no update takes apt's lock or reboots."""
+    """Return commands that run before anything else.
+
+    They enforce the lifetime even if everything later fails, and prevent updates from taking apt's
+    lock or rebooting.
+    """
     timers = "apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service"
-    # a timer of systemd's own: so early in a boot `shutdown` may find nobody who keeps its time
+    # a systemd timer, because this early in a boot the service behind `shutdown` may not run yet
     return [
         ["systemd-run", f"--on-active={max(60, round(bounds.lifetime))}s", "systemctl", "poweroff"],
         ["sh", "-c", f"systemctl mask --now {timers} || true"],

@@ -1,4 +1,4 @@
-"""Answers of AWS that need not be asked again, or not be had at all: a cache on disk, each value with its date."""
+"""Answers of AWS cached on disk with their date, and queries that may go unanswered."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ _WORDS = {
     "throttled": "asked too often just now",
     "unreachable": "it does not answer",
 }
-# After these every further question fails too: they are not about the one question.
+# After these kinds every further query fails too.
 _OF_ALL = ("credentials", "account")
 
 
 def why(problem: CloudError) -> str | None:
-    """Why a question has no answer; None for a problem that is not of this question alone."""
+    """Return why a query has no answer, or None if the problem affects every query."""
     return None if problem.kind in _OF_ALL else _WORDS.get(problem.kind, problem.code)
 
 
 def optional(ask: Callable[[], T], permission: str, notes: list[str]) -> T | None:
-    """The answer, or None where it is refused: `notes` gets a line with the permission that it needs.
+    """Return the answer, or None if it is refused.
+
+    Appends a line with the missing permission to `notes` if refused.
 
     Raises:
-        CloudError: what is not of this question alone (see `why`).
+        CloudError: the problem affects every query (see `why`).
     """
     try:
         return ask()
@@ -49,13 +51,13 @@ def optional(ask: Callable[[], T], permission: str, notes: list[str]) -> T | Non
 
 
 FORM = 2
-"""Raised by one where values come to look different: files of another form are not read."""
+"""Version of the format, to be raised whenever values change shape. Other versions are not read."""
 LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
 class Dated:
-    """A value, and when it was true in seconds since 1970."""
+    """A value with its time of retrieval, in seconds since 1970."""
 
     value: Any
     at: float
@@ -67,11 +69,11 @@ class Dated:
 
 
 class Cache:
-    """Values by name.
+    """Values on disk, by name.
 
     Args:
-        folder: where they are kept; platformdirs' cache folder unless said.
-        now: seconds since 1970.
+        folder: where to store them; platformdirs' cache folder by default.
+        now: clock, in seconds since 1970.
     """
 
     def __init__(self, folder: Path | None = None, now: Callable[[], float] = time.time) -> None:
@@ -83,36 +85,40 @@ class Cache:
         self._now = now
 
     def fresh(self, name: str, seconds: float, ask: Callable[[], Any]) -> Dated:
-        """The value that is kept where it is younger than `seconds`, else the answer of `ask`, which is kept.
+        """Return the cached value if it is younger than `seconds`, else the answer of `ask`.
 
-        Where `ask` is refused (no permission, throttled, no answer) an older value serves, however old: its date says so.
+        Caches the answer. If `ask` is refused (no permission, throttled, no answer), an older value
+        is used however old it is; its date shows that.
 
         Raises:
-            CloudError: what `ask` raises, where nothing is kept, or the credentials themselves are refused.
+            CloudError: raised by `ask` if nothing is cached, or if the credentials themselves are
+                refused.
         """
-        kept = self._read(name)
-        if kept is not None and 0 <= self._now() - kept.at < seconds:
-            return kept
+        cached = self._read(name)
+        if cached is not None and 0 <= self._now() - cached.at < seconds:
+            return cached
         try:
             answer = Dated(ask(), self._now())
         except CloudError as problem:
-            if kept is None or why(problem) is None:
+            if cached is None or why(problem) is None:
                 raise
-            return kept
+            return cached
         self._write(name, answer)
         return answer
 
     def _path(self, name: str) -> Path:
-        told = re.sub(r"[^A-Za-z0-9.-]", "_", name)
-        if told != name or len(told) > LONGEST_NAME:
-            told = f"{told[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-        return self._folder / f"{told}.{FORM}.json"
+        safe_name = re.sub(r"[^A-Za-z0-9.-]", "_", name)
+        if safe_name != name or len(safe_name) > LONGEST_NAME:
+            safe_name = (
+                f"{safe_name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+            )
+        return self._folder / f"{safe_name}.{FORM}.json"
 
     def _read(self, name: str) -> Dated | None:
-        """None also for a file that is no JSON, or of another form: it is asked anew."""
+        """Return the cached value, or None if it is missing, malformed, or of another version."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(self._path(name).read_text("utf-8"))
-            return Dated(found["value"], float(found["at"]))
+            stored = json.loads(self._path(name).read_text("utf-8"))
+            return Dated(stored["value"], float(stored["at"]))
         return None
 
     def _write(self, name: str, kept: Dated) -> None:

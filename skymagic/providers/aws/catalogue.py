@@ -1,6 +1,7 @@
-"""What a region has: its name, its types of machines with GPUs under the names that users write, their zones; and a built-in list of types.
+"""Machine types with GPUs that a region offers, their zones, and a built-in list of types.
 
-Types and zones are kept on disk, for both change seldom. The built-in list serves users who may ask neither EC2 nor the price list.
+Types and zones are cached on disk, because both rarely change. The built-in list serves users who
+may query neither EC2 nor the price list.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.providers.aws.cache import Cache, optional
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 
-MIB_PER_GB = 1024  # EC2 counts memory in binary units, and so do the numbers that it is known by: 64 GB are 65536 MiB
+MIB_PER_GB = 1024  # EC2's memory sizes are binary, also where it writes GB: 64 GB are 65536 MiB
 _RATE = re.compile(r"(?:(\d+)x )?([\d.]+) Gigabit")
 
 
 @dataclass(frozen=True)
 class InstanceType:
-    """A type of machine, wherever it is offered.
+    """A machine type, independent of where it is offered.
 
     Attributes:
-        gpu: canonical name, EC2's own where nobody else has one; None without. gpus: how many whole ones.
-        gpu_memory: GB of one. memory: GB.
-        network: Gbit/s, the most where it is "up to"; 0 where EC2 has words instead.
-        cards: network cards.
-        accelerated: whether it has devices that are no GPUs (Trainium, Inferentia, FPGA), or parts of one.
-        general: whether it may stand for "a machine": this generation, no metal, no CPU credits, no reduced rate (flex).
-        spot, on_demand: whether it can be had so.
+        gpu: canonical GPU name, or EC2's own if it has no canonical one; None without GPUs.
+        gpus: number of whole GPUs.
+        gpu_memory: GB per GPU.
+        memory: GB.
+        network: Gbit/s, the maximum if EC2 says "up to"; 0 if EC2 gives only words.
+        cards: number of network cards.
+        accelerated: True if it has accelerators other than GPUs (Trainium, Inferentia, FPGA), or
+            fractional GPUs.
+        general: True if it may stand for "a machine": current generation, no bare metal, no CPU
+            credits, no reduced rate (flex).
+        spot: True if it is available as a spot instance.
+        on_demand: True if it is available on demand.
     """
 
     name: str
@@ -53,13 +59,13 @@ class InstanceType:
 
     @property
     def generation(self) -> int:
-        """7 of m7i.large."""
-        found = re.match(r"[a-z]+-?(\d+)", self.name)
-        return int(found[1]) if found else 0
+        """Generation of the type: 7 for m7i.large."""
+        match = re.match(r"[a-z]+-?(\d+)", self.name)
+        return int(match[1]) if match else 0
 
 
 def instance_type(info: Mapping[str, Any]) -> InstanceType:
-    """One entry of DescribeInstanceTypes; what it leaves out counts as none."""
+    """Convert an entry of DescribeInstanceTypes. Missing fields count as zero."""
     network, usage = (
         info.get("NetworkInfo") or {},
         info.get("SupportedUsageClasses") or ["on-demand"],
@@ -68,7 +74,7 @@ def instance_type(info: Mapping[str, Any]) -> InstanceType:
         str(info["InstanceType"]),
         (info.get("ProcessorInfo") or {}).get("SupportedArchitectures") or [],
     )
-    whole, device, memory, parted = _gpus(info)
+    gpu_count, device, memory, parted = _gpus(info)
     special = any(
         info.get(key)
         for key in ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
@@ -76,11 +82,13 @@ def instance_type(info: Mapping[str, Any]) -> InstanceType:
     odd = info.get("BurstablePerformanceSupported") or info.get("BareMetal") or "-flex." in name
     return InstanceType(
         name,
-        architecture="x86_64" if "x86_64" in architectures or not architectures else str(architectures[0]),
+        architecture="x86_64"
+        if "x86_64" in architectures or not architectures
+        else str(architectures[0]),
         vcpus=int((info.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
         memory=float((info.get("MemoryInfo") or {}).get("SizeInMiB") or 0) / MIB_PER_GB,
         gpu=device,
-        gpus=whole,
+        gpus=gpu_count,
         gpu_memory=memory,
         network=rate(str(network.get("NetworkPerformance") or "")),
         cards=int(network.get("MaximumNetworkCards") or 1),
@@ -89,11 +97,16 @@ def instance_type(info: Mapping[str, Any]) -> InstanceType:
         general=bool(info.get("CurrentGeneration", True)) and not odd,
         spot="spot" in usage,
         on_demand="on-demand" in usage,
-    )  # fmt: skip
+    )
 
 
 def _gpus(info: Mapping[str, Any]) -> tuple[int, str | None, float, bool]:
-    """(whole GPUs, their name, GB of one, whether there are parts of one or several kinds)."""
+    """Parse the GPUs of a type.
+
+    Returns:
+        The number of whole GPUs, their name, GB per GPU, and True if they are fractional or of
+        several kinds.
+    """
     listed = (info.get("GpuInfo") or {}).get("Gpus") or []
     if not listed:
         return 0, None, 0.0, False
@@ -106,14 +119,17 @@ def _gpus(info: Mapping[str, Any]) -> tuple[int, str | None, float, bool]:
         return 0, None, 0.0, True
     name = gpu_name(str(first.get("Name") or ""), mib)
     try:
-        memory = float(kind(name).memory)  # an L4 tells 22888 MiB of its 24 GB
+        memory = float(kind(name).memory)  # an L4 reports 22888 MiB of its 24 GB
     except RequestError:
         memory = float(round(mib / MIB_PER_GB))
     return count, name, memory, False
 
 
 def gpu_name(name: str, mib: float) -> str:
-    """The canonical name of a GPU that EC2 calls `name`, by its memory where there are several; EC2's own where there is none."""
+    """Return the canonical name of the GPU that EC2 calls `name`, or EC2's own name without one.
+
+    Variants that differ in memory are distinguished by their memory.
+    """
     for spelling in (f"{name}-{round(mib / MIB_PER_GB)}GB", name):
         try:
             return canonical(spelling)
@@ -123,13 +139,16 @@ def gpu_name(name: str, mib: float) -> str:
 
 
 def rate(text: str) -> float:
-    """Gbit/s of EC2's words: ``"4x 100 Gigabit"`` is 400, ``"Up to 25 Gigabit"`` 25, ``"High"`` 0."""
-    found = _RATE.search(text)
-    return float(found[1] or 1) * float(found[2]) if found else 0.0
+    """Parse EC2's network speed to Gbit/s: ``"4x 100 Gigabit"`` → 400, ``"High"`` → 0.
+
+    ``"Up to 25 Gigabit"`` is 25.
+    """
+    match = _RATE.search(text)
+    return float(match[1] or 1) * float(match[2]) if match else 0.0
 
 
 ESTIMATED = "2025-07-01"
-"""When these were the prices on demand in us-east-1, for Linux."""
+"""Date of these on-demand prices for Linux in us-east-1."""
 ESTIMATE = f"estimate of {ESTIMATED}"
 
 # type, dollars per hour, vCPUs, GB, GPU:count, Gbit/s, network cards, EFA
@@ -192,7 +211,10 @@ def _estimate(line: str) -> tuple[InstanceType, float]:
 
 
 def _plain(family: str, price: float, memory: int) -> Iterator[tuple[InstanceType, float]]:
-    """Types without GPUs: vCPUs and GB (`memory` for each of them) double from size to size, and so does the price."""
+    """Yield types without GPUs.
+
+    vCPUs, memory (`memory` GB per vCPU) and price double from size to size.
+    """
     for step, size in enumerate(("large", "xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")):
         vcpus, network = 2 << step, 25.0 if size == "16xlarge" else 12.5
         yield (
@@ -208,33 +230,33 @@ _ROWS = [
     *_plain("r7i", 0.1323, 8),
 ]
 TYPES = {one.name: one for one, _ in _ROWS}
-"""Types by name."""
+"""Machine types by name."""
 PRICES = {one.name: price for one, price in _ROWS}
-"""Dollars per hour of one machine by type, on demand, in us-east-1."""
+"""On-demand price in us-east-1 by type, in dollars per hour for one machine."""
 
 
 def used_regions(clients: AwsClients) -> list[str]:
-    """The regions that the account uses. Raises CloudError."""
+    """Return the regions that the account uses. Raises CloudError."""
     return _described(clients, every=False)
 
 
 def check_regions(names: Sequence[str], clients: AwsClients) -> None:
-    """Refuse names of regions that there are not. One that boto3 does not know may be new: EC2 is asked.
+    """Refuse unknown region names. A region unknown to boto3 may be new, so EC2 is queried.
 
     Raises:
-        RequestError: with the nearest name for each.
+        RequestError: suggests the nearest name for each.
     """
     unknown = [name for name in names if name not in clients.known_regions()]
     if not unknown:
         return
     try:
-        there = _described(clients, every=True)
-    except CloudError:  # whatever needs it asks again, and says what is wrong
+        existing = _described(clients, every=True)
+    except CloudError:  # later calls query EC2 again and report the problem
         return
     mistakes = [
-        f"AWS has no region {name!r}{did_you_mean(name, there)}"
+        f"AWS has no region {name!r}{did_you_mean(name, existing)}"
         for name in unknown
-        if name not in there
+        if name not in existing
     ]
     if mistakes:
         raise RequestError(mistakes)
@@ -244,7 +266,7 @@ def _described(clients: AwsClients, *, every: bool) -> list[str]:
     answer = clients.call(
         "ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=every
     )
-    return sorted(each["RegionName"] for each in answer["Regions"])
+    return sorted(region["RegionName"] for region in answer["Regions"])
 
 
 DAY = 86400.0
@@ -252,11 +274,12 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a region has.
+    """Machine types and zones of a region.
 
     Attributes:
-        types: by name. zones: zones of each; a type that has none is not offered. Empty where EC2 does not tell.
-        notes: what it did not tell, and what stands for it.
+        types: types by name.
+        zones: zones by type; a type without zones is not offered. Empty if EC2 does not answer.
+        notes: unanswered queries, and what is used instead.
     """
 
     region: str
@@ -265,15 +288,15 @@ class Catalogue:
     notes: tuple[str, ...] = ()
 
     def zones_of(self, name: str) -> tuple[str, ...]:
-        """The zones that offer a type; one without a name where nobody tells."""
+        """Return the zones that offer a type, or one nameless zone if they are unknown."""
         return self.zones.get(name, ()) if self.zones else ("",)
 
 
 def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
-    """Types and zones of a region; the built-in list of types where EC2's own may not be asked.
+    """Return types and zones of a region. Uses the built-in list if EC2's types may not be queried.
 
     Raises:
-        CloudError: credentials are missing or refused, or there is no such region.
+        CloudError: credentials are missing or refused, or the region does not exist.
     """
     notes: list[str] = []
     label = cache_label(clients, region)
@@ -291,14 +314,19 @@ def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
     )
     return Catalogue(
         region,
-        TYPES if types is None else {one["name"]: InstanceType(**one) for one in types.value},
-        {} if zones is None else {name: tuple(where) for name, where in zones.value.items()},
+        TYPES
+        if types is None
+        else {fields["name"]: InstanceType(**fields) for fields in types.value},
+        {} if zones is None else {name: tuple(names) for name, names in zones.value.items()},
         tuple(notes),
     )
 
 
 def cache_label(clients: AwsClients, region: str) -> str:
-    """A region's name for the cache; with profile and endpoint, for accounts have zones and prices of their own."""
+    """Return a region's name in the cache.
+
+    Includes profile and endpoint, because each account has different zones and prices.
+    """
     profile = clients.profile or os.environ.get("AWS_PROFILE")
     address = clients.endpoint_url or os.environ.get("AWS_ENDPOINT_URL") or ""
     return "-".join(filter(None, (region, profile, urlsplit(address).netloc)))
@@ -315,8 +343,8 @@ def _types(clients: AwsClients, region: str) -> list[dict[str, Any]]:
 def _zones(clients: AwsClients, region: str) -> dict[str, list[str]]:
     offered: dict[str, list[str]] = {}
     by_zone = {"LocationType": "availability-zone", "MaxResults": 1000}
-    for one in clients.pages(
+    for offering in clients.pages(
         "ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **by_zone
     ):
-        offered.setdefault(one["InstanceType"], []).append(one["Location"])
-    return {name: sorted(where) for name, where in offered.items()}
+        offered.setdefault(offering["InstanceType"], []).append(offering["Location"])
+    return {name: sorted(names) for name, names in offered.items()}

@@ -1,4 +1,4 @@
-"""Calls of AWS: whether it is set up here, clients by service and region, and retries as each error allows."""
+"""Calls to AWS: clients by service and region, retries by kind of error, and setup detection."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ RETRY_SECONDS: Mapping[str, float] = {
     ErrorKind.INTERNAL: 20.0,
     ErrorKind.UNREACHABLE: 15.0,
 }
-"""For how many seconds of pauses the same call is made again, by the kind of its error. Nothing else is retried: a lack of capacity never is, for
-another zone is asked at once instead."""
+"""Retry budget in seconds of pauses, by kind of error.
+
+Nothing else is retried. A lack of capacity never is, because another zone is tried at once instead.
+"""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
 OPTIONAL_DEADLINES = 0.1
-"""The share of the usual time that questions get whose answers are not needed."""
+"""Share of the usual time limit that optional queries get."""
 SETTLE_PAUSE = 1.0
 """Seconds between two calls while EC2 settles."""
 DEFAULT_REGION = "us-east-1"
-"""Where questions about no region in particular are asked: names of regions, prices."""
+"""Region for queries that concern no region in particular: region names, prices."""
 
 
 class AwsClients:
-    """boto3's clients of one set of credentials; threads may share it.
+    """boto3 clients for one set of credentials. Thread-safe.
 
-    Credentials and region come from where boto3 finds them: environment, profiles, SSO, the machine's role.
+    Credentials and region come from where boto3 finds them: environment, profiles, SSO, machine
+    role.
 
     Args:
-        profile: of the AWS configuration; None for what the environment says.
-        endpoint_url: another address for all services; None for AWS's own.
-        deadline_factor: of all deadlines and pauses; tests wait less.
+        profile: profile of the AWS configuration; None for the environment's.
+        endpoint_url: alternative address for all services; None for AWS's own.
+        deadline_factor: multiplies all deadlines and pauses; tests wait less.
     """
 
     def __init__(
@@ -68,41 +71,46 @@ class AwsClients:
 
     @classmethod
     def of(cls, settings: CloudSettings) -> AwsClients:
-        """AWS clients for the profile and the endpoint that a pool's settings name."""
+        """Return AWS clients for the profile and the endpoint in a pool's settings."""
         return cls(settings.profile, settings.endpoint_url, settings.deadline_factor)
 
     @property
     def region(self) -> str | None:
-        """The region that the configuration names; None where it names none. Raises CloudError: there is no such profile."""
+        """Region in the AWS configuration, or None.
+
+        Raises CloudError if the profile does not exist.
+        """
         with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
             return self._made_session().region_name
 
     def known_regions(self) -> set[str]:
-        """The regions that boto3 was made with, of all partitions; no call is made."""
+        """Return all regions that boto3 knows, in all partitions. Makes no call."""
         with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
             session = self._made_session()
             partitions = session.get_available_partitions()
             return {
-                name for each in partitions for name in session.get_available_regions("ec2", each)
+                name
+                for partition in partitions
+                for name in session.get_available_regions("ec2", partition)
             }
 
     def hurried(self) -> AwsClients:
-        """The same for questions whose answers are not needed, and not waited for as long as others."""
-        same = copy.copy(self)  # with boto3's clients, which take long to make
+        """Return a copy for optional queries, with shorter time limits."""
+        same = copy.copy(self)  # shares boto3's clients, which are slow to create
         same.deadline_factor *= OPTIONAL_DEADLINES
         return same
 
     def until_settled(
         self, call: Callable[[], T], seconds: float, passes: Callable[[CloudError], bool]
     ) -> T:
-        """What a call answers that is made again while not all of EC2 knows what was done a moment ago.
+        """Repeat a call until all of EC2 knows about a recent change, and return its answer.
 
         Args:
-            seconds: how long, times the deadline factor.
-            passes: whether an error is of that sort.
+            seconds: time limit, multiplied by the deadline factor.
+            passes: True for errors that mean EC2 has not settled.
 
         Raises:
-            CloudError: another error, or still the same one.
+            CloudError: another error, or still the same one at the time limit.
         """
         end = time.monotonic() + seconds * self.deadline_factor
         while True:
@@ -114,16 +122,16 @@ class AwsClients:
             time.sleep(SETTLE_PAUSE * self.deadline_factor)
 
     def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
-        """One call, made again while AWS throttles, fails itself, or does not answer.
+        """Make a call, and repeat it while AWS throttles it, fails internally, or does not answer.
 
-        What it does must be the same when it is done twice: reading, deleting, or making something with a client token.
+        The call must be idempotent: reading, deleting, or creating with a client token.
 
         Args:
-            service: as in ``boto3.client``.
-            operation: as IAM names it: ``RunInstances``.
+            service: service name in ``boto3.client``.
+            operation: operation name in IAM: ``RunInstances``.
 
         Raises:
-            CloudError: refused, or no answer; `kind` says which.
+            CloudError: refused, or no answer; see its `kind`.
         """
         where = Where(f"{service}:{operation}", region, self.profile or "")
         return self._retried(lambda: self._once(where, service, operation, parameters))
@@ -131,7 +139,7 @@ class AwsClients:
     def pages(
         self, service: str, region: str, operation: str, result: str, **parameters: Any
     ) -> Iterator[Any]:
-        """The items under `result` of all pages of a call. Raises as `call`."""
+        """Yield the items under `result` from all pages of a call. Raises like `call`."""
         token: dict[str, Any] = {}
         while True:
             answer = self.call(service, region, operation, **parameters, **token)
@@ -148,7 +156,7 @@ class AwsClients:
             except CloudError as problem:
                 if waited + pause > RETRY_SECONDS.get(problem.kind, 0.0):
                     raise
-            # full jitter: the nodes of a class of students do not come back all at once
+            # jitter, so that the notebooks of a class of students do not all retry at once
             seconds = random.uniform(pause / 2, pause)
             time.sleep(seconds * self.deadline_factor)
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
@@ -161,12 +169,13 @@ class AwsClients:
         with _in_words(where):
             method = getattr(self._client(service, where.region), xform_name(operation))
             answer: dict[str, Any] = method(**parameters)
-        if _is_page(answer):  # botocore takes one for an empty answer where a service speaks JSON
+        # botocore treats a page as an empty answer if the service speaks JSON
+        if _is_page(answer):
             raise errors.page(_status(answer), where)
         return answer
 
     def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # making clients is not safe on threads, using them is
+        with self._lock:  # creating clients is not thread-safe, using them is
             if (service, region) not in self._clients:
                 self._clients[service, region] = self._made_session().client(
                     service,  # type: ignore[call-overload]
@@ -190,21 +199,21 @@ class AwsClients:
 
 @contextmanager
 def _in_words(where: Where) -> Iterator[None]:
-    """botocore's errors as ours."""
+    """Translate botocore's errors to ours."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
     try:
         yield
     except ClientError as refusal:
-        said, status = refusal.response.get("Error", {}), _status(refusal.response)
+        details, status = refusal.response.get("Error", {}), _status(refusal.response)
         if _is_page(refusal.response):
             raise errors.page(status, where) from refusal
         raise errors.refused(
-            said.get("Code", ""), said.get("Message", ""), where, status
+            details.get("Code", ""), details.get("Message", ""), where, status
         ) from refusal
     except (BotoCoreError, ResponseParserError) as problem:
-        names = tuple(each.__name__ for each in type(problem).__mro__)
+        names = tuple(base.__name__ for base in type(problem).__mro__)
         raise errors.failed(names, str(problem), where) from problem
     except ValueError as problem:
         if not str(problem).startswith("Invalid endpoint"):  # an endpoint_url that is no URL
@@ -217,7 +226,10 @@ def _status(answer: Mapping[str, Any]) -> int:
 
 
 def _is_page(answer: Mapping[str, Any]) -> bool:
-    """Whether an answer is HTML: a proxy's page, or a network's login. AWS answers in XML and JSON."""
+    """Return True if an answer is HTML, from a proxy or a network's login page.
+
+    AWS answers in XML and JSON.
+    """
     return "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(
         "content-type", ""
     )
@@ -225,7 +237,10 @@ def _is_page(answer: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _loader() -> Any:
-    """What reads the descriptions of AWS's services: ten times as long as all else that a client takes, so that all sessions share it."""
+    """Return the loader of AWS's service descriptions, shared by all sessions.
+
+    Loading takes ten times as long as all other work for a client.
+    """
     from botocore.loaders import create_loader
 
     return create_loader()
@@ -234,7 +249,7 @@ def _loader() -> Any:
 def _config() -> Any:
     from botocore.config import Config
 
-    # botocore's own retries would ask for missing capacity again and again, and hide how long that takes
+    # botocore's own retries would repeat calls for missing capacity, and hide how long that takes
     return Config(
         retries={"total_max_attempts": 1},
         connect_timeout=CONNECT_TIMEOUT,
@@ -245,20 +260,30 @@ def _config() -> Any:
 
 
 VARIABLES = (
-    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)  # fmt: skip
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 FILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
-"""Variable that names a file of boto3's → its name in ~/.aws."""
+"""Names in ~/.aws of boto3's files, by the variable that overrides their path."""
 
 
 def set_up(settings: CloudSettings) -> bool:
-    """Whether AWS can be turned to without having been named: it is configured here, or the user has made settings for it."""
+    """Return True if AWS may be used without being named.
+
+    That is the case if it is configured here, or the user has made settings for it.
+    """
     return configured() or settings != CloudSettings()
 
 
 def configured(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
-    """Whether the environment or a file names credentials or a profile; a machine's own role on EC2 does not count."""
+    """Return True if the environment or a file names credentials or a profile.
+
+    A machine's own role on EC2 does not count.
+    """
     if any(environ.get(name) for name in VARIABLES):
         return True
     folder = (home or Path.home()) / ".aws"

@@ -1,6 +1,7 @@
-"""What AWS refuses, in words: every error of botocore becomes a CloudError of one kind; pure.
+"""Explanations of AWS errors: maps every botocore error to a CloudError of one kind. Pure.
 
-The codes are those of EC2's and IAM's references ("Error codes for the Amazon EC2 API", "Common errors").
+The codes come from the references of EC2 and IAM ("Error codes for the Amazon EC2 API", "Common
+errors").
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from skymagic.errors import CloudError
 
 
 class ErrorKind(StrEnum):
-    """What an error means for the caller; the words of `CloudError.kind`."""
+    """Meaning of an error for the caller; the values of `CloudError.kind`."""
 
-    CAPACITY = auto()  # EC2 has no such machines there now; another zone, type or time may have
+    CAPACITY = auto()  # EC2 lacks such machines there now; another zone, type or time may work
     QUOTA = auto()  # a limit of the account; another zone of the region does not help
     PRICE = auto()  # the price asked for is below spot's
-    PLACE = auto()  # this zone or subnet cannot; another one may
-    PERMISSION = auto()  # the credentials are good and do not allow it
-    CREDENTIALS = auto()  # there are no credentials, or they are not accepted
+    PLACE = auto()  # this zone or subnet cannot host the machines; another may
+    PERMISSION = auto()  # the credentials are valid but do not allow the call
+    CREDENTIALS = auto()  # credentials are missing or not accepted
     ACCOUNT = auto()  # the account is blocked, or not active there
-    THROTTLED = auto()  # too many calls; the same one later is accepted
+    THROTTLED = auto()  # too many calls; the same call succeeds later
     INTERNAL = auto()  # EC2 itself failed; the call may have been carried out or not
     UNREACHABLE = auto()  # no answer; the call may have been carried out or not
-    MISSING = auto()  # what is named is not there, or not yet known everywhere
+    MISSING = auto()  # the named resource does not exist, or is not yet known everywhere
     IN_USE = auto()  # something else still needs it
     INVALID = auto()  # the request itself
 
 
 UNCERTAIN = (ErrorKind.INTERNAL, ErrorKind.UNREACHABLE, ErrorKind.THROTTLED)
-"""After these a call is made again; nobody knows whether the first one was carried out, but for a throttled one."""
+"""Kinds after which a call is repeated. Except after throttling, its outcome is unknown."""
 ELSEWHERE = (ErrorKind.CAPACITY, ErrorKind.QUOTA, ErrorKind.PRICE, ErrorKind.PLACE)
-"""After these another offer may do."""
+"""Kinds after which another offer may succeed."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Where:
     """The call that failed.
 
     Attributes:
-        operation: as IAM names it: ``ec2:RunInstances``.
-        profile: of the AWS configuration; "" for none.
+        operation: operation name in IAM: ``ec2:RunInstances``.
+        profile: profile of the AWS configuration; "" for none.
     """
 
     operation: str
@@ -69,25 +70,37 @@ _CODES: Mapping[ErrorKind, str] = {
     ErrorKind.ACCOUNT: "Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification",
     ErrorKind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
         EC2ThrottledException RequestThrottled RequestThrottledException PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
-    ErrorKind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable ServerInternal Server.InternalError",
-    ErrorKind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
+    ErrorKind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable "
+    "Unavailable ServerInternal Server.InternalError",
+    ErrorKind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse "
+    "ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
 }
 _KIND = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 _QUOTAS = {
-    "VcpuLimitExceeded": 'the vCPU quota of this family ("Running On-Demand … instances" in Service Quotas, EC2)',
-    "InstanceLimitExceeded": 'the vCPU quota of this family ("Running On-Demand … instances" in Service Quotas, EC2)',
-    "MaxSpotInstanceCountExceeded": 'the vCPU quota of spot instances ("All … Spot Instance Requests" in Service Quotas, EC2)',
-    "SecurityGroupLimitExceeded": 'the quota "VPC security groups per Region" (Service Quotas, VPC)',
-    "RulesPerSecurityGroupLimitExceeded": 'the quota "Inbound or outbound rules per security group" (Service Quotas, VPC)',
+    "VcpuLimitExceeded": 'the vCPU quota of this family ("Running On-Demand … instances" '
+    "in Service Quotas, EC2)",
+    "InstanceLimitExceeded": 'the vCPU quota of this family ("Running On-Demand … instances" '
+    "in Service Quotas, EC2)",
+    "MaxSpotInstanceCountExceeded": "the vCPU quota of spot instances "
+    '("All … Spot Instance Requests" in Service Quotas, EC2)',
+    "SecurityGroupLimitExceeded": 'the quota "VPC security groups per Region" '
+    "(Service Quotas, VPC)",
+    "RulesPerSecurityGroupLimitExceeded": 'the quota "Inbound or outbound rules per security '
+    'group" (Service Quotas, VPC)',
     "AddressLimitExceeded": 'the quota "EC2-VPC Elastic IPs" (Service Quotas, EC2)',
-    "VolumeLimitExceeded": 'the quota of disks ("Storage for General Purpose SSD volumes" in Service Quotas, EBS)',
-    "NetworkInterfaceLimitExceeded": 'the quota "Network interfaces per Region" (Service Quotas, VPC)',
+    "VolumeLimitExceeded": 'the quota of disks ("Storage for General Purpose SSD volumes" '
+    "in Service Quotas, EBS)",
+    "NetworkInterfaceLimitExceeded": 'the quota "Network interfaces per Region" '
+    "(Service Quotas, VPC)",
 }
 
 
 def kind_of(code: str, status: int = 400) -> ErrorKind:
-    """What a code means; one that nobody knows is INTERNAL where the HTTP status says so, else INVALID."""
+    """Classify an error code.
+
+    An unknown code is INTERNAL if the HTTP status indicates so, else INVALID.
+    """
     if code in _KIND:
         return _KIND[code]
     if code.endswith((".NotFound", ".Unknown", "NotFoundException", "ParameterNotFound")):
@@ -96,21 +109,23 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
 
 
 def refused(code: str, message: str, where: Where, status: int = 400) -> CloudError:
-    """The error that stands for an answer with this code."""
+    """Return the error for an answer with this code."""
     kind = kind_of(code, status)
     what, remedy = _refusal(kind, code, message.strip(), where)
     return CloudError(kind, code, what, remedy)
 
 
 def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[str, str]:
-    """(what happened, what to do)."""
-    there = f" in {where.region}" if where.region else ""
-    said = f"{code}: {_plain(message)}" if message else code
+    """Return what happened and what to do."""
+    in_region = f" in {where.region}" if where.region else ""
+    details = f"{code}: {_plain(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
         return (
-            f"these AWS credentials may not call {_permission(message, where)}{there} ({_denied_by(message)})",
+            f"these AWS credentials may not call {_permission(message, where)}{in_region} "
+            f"({_denied_by(message)})",
             (
-                f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/how-to/aws.md has the whole of it"
+                f"have {_permission(message, where)} added to the policy of "
+                f"{_principal(message, where)}; docs/how-to/aws.md has the whole of it"
             ),
         )
     if kind is ErrorKind.QUOTA:
@@ -121,17 +136,17 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
             else "Service Quotas"
         )
         return (
-            f"{quota} is used up{there} ({said})",
+            f"{quota} is used up{in_region} ({details})",
             f"ask for more of it at {console}, or for fewer or smaller machines",
         )
     if kind is ErrorKind.CREDENTIALS:
-        return f"AWS does not accept the credentials ({said})", _credentials_remedy(code, where)
+        return f"AWS does not accept the credentials ({details})", _credentials_remedy(code, where)
     if kind is ErrorKind.ACCOUNT:
-        return _account(code, said, there)
+        return _account(code, details, in_region)
     if kind in _PLAIN:
         what, remedy = _PLAIN[kind]
-        return f"{what.format(call=f'{where.operation}{there}')} ({said})", remedy
-    return f"{where.operation}{there}: {said}", ""
+        return f"{what.format(call=f'{where.operation}{in_region}')} ({details})", remedy
+    return f"{where.operation}{in_region}: {details}", ""
 
 
 _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
@@ -149,7 +164,7 @@ _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
         "this is not a lack of capacity; health.aws.amazon.com may know",
     ),
 }
-"""What happened, and what to do."""
+"""Description and remedy by kind."""
 
 
 def _account(code: str, said: str, there: str) -> tuple[str, str]:
@@ -182,16 +197,19 @@ def _credentials_remedy(code: str, where: Where) -> str:
 
 
 def _permission(message: str, where: Where) -> str:
-    """What is not allowed: EC2 may name another action than the one called, as in RunInstances without ec2:CreateTags."""
-    found = re.search(r"not authorized to perform:? ([\w-]+:\w+)", message)
-    return found[1] if found else where.operation
+    """Return the missing permission.
+
+    EC2 may report another action than the one called: RunInstances can fail for ec2:CreateTags.
+    """
+    match = re.search(r"not authorized to perform:? ([\w-]+:\w+)", message)
+    return match[1] if match else where.operation
 
 
 def _principal(message: str, where: Where) -> str:
-    found = re.search(r"User: (arn:[^\s]+)", message)
+    match = re.search(r"User: (arn:[^\s]+)", message)
     return (
-        found[1]
-        if found
+        match[1]
+        if match
         else f"the profile {where.profile}"
         if where.profile
         else "these credentials"
@@ -210,7 +228,7 @@ def _denied_by(message: str) -> str:
 
 
 def _plain(message: str) -> str:
-    """Without what only decode-authorization-message can read."""
+    """Strip the part of a message that only decode-authorization-message can read."""
     return re.sub(
         r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL
     ).strip()
@@ -221,7 +239,8 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
     ErrorKind.CREDENTIALS: {
         "NoCredentialsError": (
             "there are no AWS credentials",
-            "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; with several profiles AWS_PROFILE",
+            "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+            "with several profiles AWS_PROFILE",
         ),
         "PartialCredentialsError": (
             "the AWS credentials are incomplete",
@@ -272,7 +291,8 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
         "ConnectionClosedError": ("the connection to AWS was lost", "try again"),
         "ResponseParserError": (
             "the answer is not from AWS",
-            "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
+            "a proxy's page or a network's login may stand between: open any web page; "
+            "HTTPS_PROXY and NO_PROXY name proxies",
         ),
     },
     ErrorKind.INVALID: {
@@ -299,26 +319,29 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
 CLIENT_SIDE = {
     name: (kind, *words) for kind, listed in _CLIENT_SIDE.items() for name, words in listed.items()
 }
-"""By the name of botocore's class: kind, what happened, what to do."""
+"""Kind, what happened, and what to do, by the name of botocore's class."""
 
 
 def page(status: int, where: Where) -> CloudError:
-    """The error that stands for a page of HTML in the place of an answer."""
+    """Return the error for a page of HTML received instead of an answer."""
     return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", where)
 
 
 def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
-    """The error that stands for one of botocore's own, before any answer.
+    """Return the error for one of botocore's own errors, raised before any answer.
 
     Args:
-        names: of its class and the classes above it, the nearest first.
+        names: names of its class and base classes, the most specific first.
     """
-    found = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
-    kind, what, remedy = found or (ErrorKind.INVALID, f"{where.operation} could not be called", "")
+    explanation = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
+    kind, what, remedy = explanation or (
+        ErrorKind.INVALID,
+        f"{where.operation} could not be called",
+        "",
+    )
     profile = f" --profile {where.profile}" if where.profile else ""
-    first, *_ = _plain(message).splitlines() or [
-        ""
-    ]  # below it botocore shows the whole of what it could not read
+    # the following lines are the text that botocore could not parse
+    first, *_ = _plain(message).splitlines() or [""]
     return CloudError(
         kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile)
     )

@@ -1,9 +1,10 @@
-"""All machines of a pool at once, in one zone and of one type.
+"""Start all machines of a pool at once, in one zone and of one type.
 
-RunInstances gives all or none of them. CreateFleet of type ``instant`` can do the same, and was not taken: it needs a launch template,
-one more thing to make and to give back; its answer may hold a part of the machines beside errors; and it chooses among types and zones,
-which here is done by the list of offers, with a reason said for each step. RunInstances with MinCount = MaxCount is all or nothing, is
-idempotent by its client token, and tags instances, disks and network cards from their first moment.
+RunInstances with MinCount = MaxCount is all or nothing, is idempotent by its client token, and tags
+instances, disks and network cards from their first moment. CreateFleet of type ``instant`` could do
+the same, but was rejected: it needs a launch template, which must be created and deleted too; its
+answer may contain some of the machines along with errors; and it chooses among types and zones
+itself, which here follows the list of offers and reports a reason for each step.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
-"""Canonical's; documented at documentation.ubuntu.com/aws, "Find Ubuntu images on AWS"."""
+"""Canonical's parameter; see documentation.ubuntu.com/aws, "Find Ubuntu images on AWS"."""
 DRIVER = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 )
-"""AWS Deep Learning Base AMI: Ubuntu with NVIDIA's driver, EFA and no framework; from the release notes of the DLAMI."""
+"""AWS Deep Learning Base AMI: Ubuntu with NVIDIA's driver, EFA and no framework.
+
+From the release notes of the DLAMI.
+"""
 
 
 @dataclass(frozen=True)
 class MachineImage:
-    """An image: its id, the name of its root device, and the GB that it needs."""
+    """An image: its ID, the name of its root device, and its minimum disk size in GB."""
 
     id: str
     device: str = "/dev/sda1"
@@ -40,17 +44,18 @@ class MachineImage:
 
 
 def image_parameter(offer: MachineOffer) -> str:
-    """The name of the public parameter that has the image for these machines; pure."""
+    """Return the name of the public parameter with the image for these machines. Pure."""
     if offer.gpus:
         return DRIVER.format(arch=offer.architecture)
     return UBUNTU.format(arch={"x86_64": "amd64"}.get(offer.architecture, offer.architecture))
 
 
 def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings) -> MachineImage:
-    """The image for these machines in their region.
+    """Return the image for these machines in their region.
 
     Raises:
-        CloudError: the user's own is not there; or it cannot be found out, and then one may be named.
+        CloudError: the user's own image does not exist; or the lookup fails, and the user may name
+            an image.
     """
     named = settings.image_id
     if named is None:
@@ -60,33 +65,36 @@ def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings)
                 clients.call("ssm", offer.region, "GetParameter", Name=name)["Parameter"]["Value"]
             )
         except CloudError as problem:
-            remedy = f"{problem.remedy + '; or ' if problem.remedy else ''}name an image: sky.AWS(image_id='ami-…')"
-            words = (
+            remedy = (
+                f"{problem.remedy + '; or ' if problem.remedy else ''}"
+                "name an image: sky.AWS(image_id='ami-…')"
+            )
+            explanation = (
                 f"the image for {offer.instance_type} could not be found ({name}): {problem.reason}"
             )
-            raise CloudError(problem.kind, problem.code, words, remedy) from problem
-    found = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
-    if not found:
+            raise CloudError(problem.kind, problem.code, explanation, remedy) from problem
+    images = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
+    if not images:
         raise CloudError(
             "missing", "InvalidAMIID.NotFound", f"there is no image {named} in {offer.region}"
         )
-    device = found[0].get("RootDeviceName") or "/dev/sda1"
+    device = images[0].get("RootDeviceName") or "/dev/sda1"
     sizes = [
-        each.get("Ebs", {}).get("VolumeSize", 0)
-        for each in found[0].get("BlockDeviceMappings", ())
-        if each.get("DeviceName") == device
+        mapping.get("Ebs", {}).get("VolumeSize", 0)
+        for mapping in images[0].get("BlockDeviceMappings", ())
+        if mapping.get("DeviceName") == device
     ]
     return MachineImage(named, device, max([8, *sizes]))
 
 
 RUNNING_SECONDS = 300.0
 POLL_SECONDS = 2.0
-SETTLE_SECONDS = 20.0  # how long something that was just made may be unknown to another part of EC2
+SETTLE_SECONDS = 20.0  # how long parts of EC2 may not know something that was just created
 
 
 @dataclass(frozen=True)
 class RunningInstance:
-    """A machine that runs."""
+    """A running machine."""
 
     id: str
     region: str
@@ -107,10 +115,10 @@ def parameters(
     token: str,
     near: str = "",
 ) -> dict[str, Any]:
-    """What RunInstances is asked for; pure.
+    """Return the parameters of RunInstances. Pure.
 
     Args:
-        near: the name of a placement group; "" for none.
+        near: name of a placement group; "" for none.
     """
     return {
         "ImageId": image.id,
@@ -152,8 +160,11 @@ def _market(offer: MachineOffer) -> dict[str, Any]:
 def interfaces(
     offer: MachineOffer, place: NetworkPlace, settings: CloudSettings
 ) -> list[dict[str, Any]]:
-    """The network cards of each machine; pure. EC2 gives one with several of them no public address by itself."""
-    each: dict[str, Any] = {
+    """Return the network cards of each machine. Pure.
+
+    EC2 assigns no public address on its own to a machine with several cards.
+    """
+    card_settings: dict[str, Any] = {
         "SubnetId": place.subnet,
         "Groups": [place.group],
         "DeleteOnTermination": True,
@@ -162,74 +173,87 @@ def interfaces(
     if offer.cards == 1:
         return [
             {
-                **each,
+                **card_settings,
                 **kind,
                 "DeviceIndex": 0,
                 "AssociatePublicIpAddress": not settings.use_private_ips,
             }
         ]
     return [
-        {**each, **kind, "DeviceIndex": 0 if card == 0 else 1, "NetworkCardIndex": card}
+        {**card_settings, **kind, "DeviceIndex": 0 if card == 0 else 1, "NetworkCardIndex": card}
         for card in range(offer.cards)
     ]
 
 
 def launch(clients: AwsClients, region: str, asked: Mapping[str, Any]) -> list[str]:
-    """The ids of the machines that EC2 has begun to start; the same call twice starts them once.
+    """Start machines and return their IDs. Repeating the same call starts them only once.
 
     Raises:
-        CloudError: none was started; or, where `kind` is one of `errors.UNCERTAIN`, nobody knows.
+        CloudError: no machine was started; if `kind` is in `errors.UNCERTAIN`, that is unknown.
     """
     answer = clients.until_settled(
         lambda: clients.call("ec2", region, "RunInstances", **asked),
         SETTLE_SECONDS,
-        lambda problem: problem.kind == "missing",  # the security group, made a moment ago
+        lambda problem: problem.kind == "missing",  # the security group, created a moment ago
     )
-    return [each["InstanceId"] for each in answer["Instances"]]
+    return [instance["InstanceId"] for instance in answer["Instances"]]
 
 
 def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[RunningInstance]:
-    """Wait until all of them run and have addresses. An instance that EC2 does not know yet is not gone.
+    """Wait until all machines run and have addresses.
+
+    An instance that EC2 does not know yet does not count as gone.
 
     Raises:
-        CloudError: one has ended while it was starting, with EC2's reason; or they do not start in time.
+        CloudError: a machine ended while starting, with EC2's reason; or they do not start in time.
     """
     end = time.monotonic() + RUNNING_SECONDS * clients.deadline_factor
     while True:
-        found = describe(clients, region, ids)
-        check_running(found.values(), region)
-        if len(found) == len(ids) and all(
-            each["State"]["Name"] == "running" for each in found.values()
+        instances = describe(clients, region, ids)
+        check_running(instances.values(), region)
+        if len(instances) == len(ids) and all(
+            instance["State"]["Name"] == "running" for instance in instances.values()
         ):
-            return [_instance(found[one], region) for one in ids]
+            return [_instance(instances[instance_id], region) for instance_id in ids]
         if time.monotonic() >= end:
             states = {
-                one: found[one]["State"]["Name"] if one in found else "not known" for one in ids
+                instance_id: instances[instance_id]["State"]["Name"]
+                if instance_id in instances
+                else "not known"
+                for instance_id in ids
             }
-            told = ", ".join(f"{one} {state}" for one, state in states.items())
+            listed = ", ".join(f"{instance_id} {state}" for instance_id, state in states.items())
             raise CloudError(
                 "internal",
                 "",
-                f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({told})",
+                f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({listed})",
             )
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
 def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What EC2 says of instances, those that it knows, by id. Raises CloudError."""
-    filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
+    """Return EC2's descriptions of instances by ID, for those that it knows. Raises CloudError."""
+    # with a filter, unknown IDs are not an error
+    filters = [{"Name": "instance-id", "Values": list(ids)}]
     reservations = clients.pages(
         "ec2", region, "DescribeInstances", "Reservations", Filters=filters
     )
-    return {each["InstanceId"]: each for one in reservations for each in one["Instances"]}
+    return {
+        instance["InstanceId"]: instance
+        for reservation in reservations
+        for instance in reservation["Instances"]
+    }
 
 
 def check_running(found: Any, region: str) -> None:
     """Raise CloudError if one of these instances ends or has ended, with EC2's reason."""
-    for each in found:
-        if each["State"]["Name"] not in ("pending", "running"):
-            reason = each.get("StateReason", {})
-            message = f"{each['InstanceId']} has ended while it was starting: {reason.get('Message', 'no reason is given')}"
+    for instance in found:
+        if instance["State"]["Name"] not in ("pending", "running"):
+            reason = instance.get("StateReason", {})
+            message = (
+                f"{instance['InstanceId']} has ended while it was starting: "
+                f"{reason.get('Message', 'no reason is given')}"
+            )
             raise errors.refused(
                 reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region)
             )
@@ -238,7 +262,12 @@ def check_running(found: Any, region: str) -> None:
 def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
     cards = said.get("NetworkInterfaces", ())
     first: Mapping[str, Any] = next(
-        (one for one in cards if one.get("Attachment", {}).get("DeviceIndex") == 0), {}
+        (
+            network_card
+            for network_card in cards
+            if network_card.get("Attachment", {}).get("DeviceIndex") == 0
+        ),
+        {},
     )
     return RunningInstance(
         said["InstanceId"],

@@ -1,8 +1,8 @@
-"""The machines of one pool and all that was made for them: made in order, given back whatever happens.
+"""The machines of one pool and everything created for them: created in order, always released.
 
-Each thing carries the job's tag from its first moment, so that giving back needs no list of what was made: it looks. What a launch
-has answered is kept beside that, for EC2 shows new machines some seconds late, and of a launch whose answer was lost it is known
-that more may be there than is shown.
+Each resource carries the job's tag from its first moment, so releasing needs no list: it searches
+by tag. The answers of launches are recorded in addition, because EC2 lists new machines some
+seconds late, and because a launch whose answer was lost may have started machines not listed yet.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from skymagic.providers.aws.tags import Label, filters
 
 Say = Callable[[str], None]
 LOOK_SECONDS, SOON_SECONDS = 20.0, 2.0
-"""Between two questions whether the machines run, all of them in one call; and where one is asked about that was in sight until now."""
+"""Seconds between two queries whether the machines run.
+
+One call covers all machines. The shorter interval applies to a machine that was reachable until
+now.
+"""
 
 
 @dataclass
 class RegionLaunches:
-    """What was made in a region, as far as EC2 has answered."""
+    """Resources created in a region, as far as EC2 has answered."""
 
     known: set[str] = field(default_factory=set)
-    """Instances."""
+    """IDs of instances."""
     uncertain: bool = False
-    """Whether a launch is under way, or its answer was lost."""
+    """True while a launch is in progress, or after its answer was lost."""
 
 
 class Lease:
-    """The rented machines of one pool, with all that was made for them, until `release` gives it back."""
+    """The rented machines of one pool with everything created for them, until `release`."""
 
     def __init__(
         self, clients: AwsClients, settings: CloudSettings, label: Label, user_data: str, say: Say
@@ -56,34 +60,34 @@ class Lease:
         self._launches = 0
         self._released = self._closing = False
         self._ended: set[str] = set()  # machines that were ended before the others
-        self._looked = -math.inf  # when EC2 was last asked whether the machines run
-        self._runs: dict[
-            str, bool | None
-        ] = {}  # what it said, by machine; None where it did not say
-        self._asked: dict[str, float] = {}  # when somebody wanted to know it
+        self._looked = -math.inf  # time of the last query whether the machines run
+        # EC2's answer by machine; None if it did not say
+        self._runs: dict[str, bool | None] = {}
+        self._asked: dict[str, float] = {}  # time of the last `alive` call, by machine
         self._looking = threading.Lock()
 
     def take_up(self, region: str, ids: Sequence[str]) -> None:
-        """Own machines that another notebook has rented."""
+        """Take ownership of machines that another notebook rented."""
         self._regions[region] = RegionLaunches(set(ids))
-        self._launches = ledger.launches(self.label.job)  # the token of the next one must be new
+        # the token of the next launch must be new
+        self._launches = ledger.launches(self.label.job)
 
     def acquire(
         self, offers: Sequence[MachineOffer], count: int
     ) -> tuple[MachineOffer, list[RunningInstance]]:
-        """So many machines of the first offer that gives them all: in one zone, of one type.
+        """Rent machines from the first offer that has enough of them, in one zone and of one type.
 
         Raises:
-            CloudError: none does, with the reason of each; or what no other offer would mend. What was made is given back by
-                `release`.
+            CloudError: no offer does, with the reason of each; or an error that no other offer
+                would avoid. `release` releases what was created.
         """
         tried: list[str] = []
         useless: set[tuple[str, str, bool]] = set()
         for offer in offers:
             if (offer.region, offer.instance_type, offer.spot) in useless:
                 continue
-            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}"
-            self._say(StartStep(f"asking for {count} × {where} …", "requested"))
+            description = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}"
+            self._say(StartStep(f"asking for {count} × {description} …", "requested"))
             self._regions.setdefault(offer.region, RegionLaunches())
             try:
                 return offer, self._of(offer, count)
@@ -92,15 +96,18 @@ class Lease:
                 if problem.kind not in ELSEWHERE:
                     raise
                 if problem.kind == ErrorKind.QUOTA:
-                    # a quota is of the whole region: its other zones would refuse the same
+                    # a quota covers the whole region: its other zones would refuse too
                     useless.add((offer.region, offer.instance_type, offer.spot))
-                tried.append(f"{where}: {problem.reason}")
+                tried.append(f"{description}: {problem.reason}")
                 self._say(tried[-1])
                 last = problem
         if not tried:
             raise CloudError("capacity", "", "no suitable machines are offered")
         listed = "\n  ".join(tried)
-        remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
+        remedy = (
+            "other types (--gpu), other regions (--region a,b), fewer nodes; "
+            "or the same a little later"
+        )
         if last.kind == ErrorKind.QUOTA:
             remedy = last.remedy
         elif offers[0].spot:
@@ -110,10 +117,10 @@ class Lease:
         ) from last
 
     def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:
-        """Other machines of the same offer in the place of these, which are ended.
+        """Rent replacements from the same offer for these machines, which are ended.
 
         Raises:
-            CloudError: there are none; the same call may be made again.
+            CloudError: none are available; the call may be repeated.
         """
         self._regions.setdefault(offer.region, RegionLaunches())
         self.end(offer.region, gone)
@@ -125,17 +132,20 @@ class Lease:
             raise
 
     def end(self, region: str, ids: Collection[str]) -> None:
-        """End some of the machines, and count them no more; twice is safe."""
+        """End some of the machines and stop counting them. Twice is safe."""
         if new := set(ids) - self._ended:
             Release(self.clients, region, filters(job=self.label.job), new).terminate(new)
             self._ended |= new
             ledger.lose(self.label.job, len(new))
 
     def alive(self, region: str, instance: str) -> bool | None:
-        """Whether EC2 says that a machine runs; None where it does not say. However many are asked about, it takes a few calls a minute."""
+        """Return whether EC2 reports a machine as running, or None if it does not say.
+
+        Takes a few calls a minute, however many machines are queried.
+        """
         if instance in self._ended:
             return False
-        with self._looking:  # a thread for each machine that is out of sight
+        with self._looking:  # each unreachable machine has a thread that calls this
             now, factor = time.monotonic(), self.clients.deadline_factor
             followed = now < self._asked.get(instance, -math.inf) + LOOK_SECONDS * factor
             self._asked[instance] = now
@@ -147,16 +157,21 @@ class Lease:
 
     def _look(self, region: str, ids: Collection[str]) -> None:
         try:
-            found = launch.describe(self.clients, region, sorted(ids))
+            instances = launch.describe(self.clients, region, sorted(ids))
         except CloudError:
-            found = {}
+            instances = {}
         self._runs |= {
-            one: found[one]["State"]["Name"] in ("pending", "running") if one in found else None
-            for one in ids
+            instance_id: instances[instance_id]["State"]["Name"] in ("pending", "running")
+            if instance_id in instances
+            else None
+            for instance_id in ids
         }
 
     def _of(self, offer: MachineOffer, count: int, *, head: bool = True) -> list[RunningInstance]:
-        """Machines of an offer; several with GPUs near each other, where that is possible."""
+        """Rent machines of an offer.
+
+        Places several machines with GPUs near each other if possible.
+        """
         if offer.gpus and count > 1:
             try:
                 near = network.placement_group(
@@ -168,7 +183,8 @@ class Lease:
                     raise
                 self._end_launch(offer.region)
                 self._say(
-                    f"without a placement group, so not near each other in the network: {problem.reason}"
+                    "without a placement group, so not near each other in the network: "
+                    f"{problem.reason}"
                 )
         return self._launched(offer, count, head, "")
 
@@ -184,15 +200,24 @@ class Lease:
             clients, offer.region, subnet.vpc, source, self.settings, self.label
         )
         self._launches += 1
-        asked = launch.parameters(
-            offer, count, image, network.NetworkPlace(subnet.id, group), self.user_data, self.settings, self.label,
-            token=f"{self.label.job}-{self._launches}", near=near,
-        )  # fmt: skip
-        # from here until EC2 has answered, an interrupt or a lost answer may leave machines that nobody has named
+        run_parameters = launch.parameters(
+            offer,
+            count,
+            image,
+            network.NetworkPlace(subnet.id, group),
+            self.user_data,
+            self.settings,
+            self.label,
+            token=f"{self.label.job}-{self._launches}",
+            near=near,
+        )
+        # from here until EC2 has answered, an interrupt or a lost answer may leave machines whose
+        # IDs are unknown
         region.uncertain = True
         try:
-            self._check_wanted()  # `release` says so before it looks at `uncertain`: one of both sees the other
-            ids = launch.launch(clients, offer.region, asked)
+            # `release` sets `_closing` before it reads `uncertain`: one of the two sees the other
+            self._check_wanted()
+            ids = launch.launch(clients, offer.region, run_parameters)
         except CloudError as problem:
             region.uncertain = problem.kind in UNCERTAIN
             raise
@@ -208,26 +233,31 @@ class Lease:
         return running
 
     def _check_wanted(self) -> None:
-        """Raise CloudError where all is being given back, while a thread still wants a machine."""
+        """Raise CloudError if the pool is being released while a thread still requests machines."""
         if self._closing:
             raise CloudError("ended", "", "the pool is being released")
 
     def _end_launch(self, region: str) -> None:
-        """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
-        there = self._regions[region]
-        if there.known:
-            Release(self.clients, region, filters(job=self.label.job), there.known).terminate(
-                there.known
+        """End the remains of a failed launch before the next one.
+
+        `release` waits until they are gone.
+        """
+        launches = self._regions[region]
+        if launches.known:
+            Release(self.clients, region, filters(job=self.label.job), launches.known).terminate(
+                launches.known
             )
 
     def release(self, *, exact: bool = True) -> None:
-        """Give everything back, and wait until EC2 says so. An interrupt is heard when it is done; a second one at once.
+        """Release everything and wait until EC2 confirms it.
+
+        The first interrupt is raised after the release, a second one at once.
 
         Args:
-            exact: whether the machines were there until now, as far as anybody knows.
+            exact: True if the machines existed until now, as far as known.
 
         Raises:
-            CloudError: not all was given back; names what was not, and what bounds it.
+            CloudError: something could not be released; names it, and when it ends at the latest.
         """
         if self._released:
             return
@@ -235,29 +265,35 @@ class Lease:
         problems: list[str] = []
         uninterrupted(lambda: problems.extend(self._release()))
         if problems:
-            ends = next(one["Value"] for one in self.label.tags() if one["Key"].endswith(":ends"))
+            ends = next(tag["Value"] for tag in self.label.tags() if tag["Key"].endswith(":ends"))
             listed = "\n  ".join(problems)
             raise CloudError(
-                "internal", "", f"not everything of {self.label.job} could be released:\n  {listed}",
-                f"skymagic down --all tries again, from any machine; the machines end themselves at {ends} at the latest",
-            )  # fmt: skip
+                "internal",
+                "",
+                f"not everything of {self.label.job} could be released:\n  {listed}",
+                "skymagic down --all tries again, from any machine; "
+                f"the machines end themselves at {ends} at the latest",
+            )
         self._released = True
         ledger.end(self.label.job, exact=exact)
         boot.remove_keys(self.label.job)
 
     def _release(self) -> list[str]:
-        """Give back what there is; what could not be."""
+        """Release all resources and return descriptions of those that remain."""
         return [
             problem
-            for name, there in self._regions.items()
+            for name, launches in self._regions.items()
             for problem in Release(
-                self.clients, name, filters(job=self.label.job), there.known, there.uncertain
+                self.clients, name, filters(job=self.label.job), launches.known, launches.uncertain
             ).run()
         ]
 
 
 def uninterrupted(call: Callable[[], None]) -> None:
-    """Do this to its end on a thread of its own; the first interrupt of the caller is raised afterwards, the second at once."""
+    """Run a call to its end on a separate thread.
+
+    The caller's first interrupt is raised afterwards, the second one at once.
+    """
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -266,9 +302,8 @@ def uninterrupted(call: Callable[[], None]) -> None:
         except BaseException as problem:
             raised.append(problem)
 
-    thread = threading.Thread(
-        target=run, name="skymagic-release"
-    )  # no daemon: the interpreter waits for it too
+    # not a daemon thread, so that the interpreter waits for it too
+    thread = threading.Thread(target=run, name="skymagic-release")
     thread.start()
     interrupt: KeyboardInterrupt | None = None
     while thread.is_alive():

@@ -1,4 +1,7 @@
-"""What has been rented and what it cost: a file for each launch, kept over restarts of notebooks until a month after its end."""
+"""Record of rented machines and their cost.
+
+One file per launch, kept over restarts of notebooks until a month after the launch ended.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,25 @@ from skymagic.providers.aws.tags import Label
 from skymagic.wire import atomic
 
 KEPT_SECONDS = 31 * 86400.0
-DISK_PRICE = (
-    0.08 / 730
-)  # dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)
+# approximate dollars per GB and hour of a gp3 disk: 0.08 a month in us-east-1 (2026-11)
+DISK_PRICE = 0.08 / 730
 ADDRESS_PRICE = 0.005
-"""Dollars per hour of a public address."""
+"""Price of a public address in dollars per hour."""
 
 
 @dataclass(frozen=True)
 class Rent:
-    """The machines of one launch.
+    """Cost of the machines of one launch.
 
     Attributes:
-        number: of the launch among those of its pool. machines: how many.
-        price: dollars per hour of all machines; None where nobody tells it. beside: of their disks and public addresses, about.
-        started: seconds since 1970. bound: when they end by themselves at the latest.
-        ended: when they were given back; None while that is not known.
-        exact: whether that is known to the minute.
+        number: index of the launch within its pool.
+        machines: number of machines.
+        price: dollars per hour for all machines; None if unknown.
+        beside: approximate additional cost of disks and public addresses, in dollars per hour.
+        started: start in seconds since 1970.
+        bound: latest time at which they end themselves, in seconds since 1970.
+        ended: time of release; None while unknown.
+        exact: True if `ended` is exact to the minute.
     """
 
     job: str
@@ -46,14 +51,14 @@ class Rent:
     ended: float | None = None
     exact: bool = True
     part: int = 0
-    """Counts those of a launch that ended before the others."""
+    """Distinguishes machines of a launch that ended before the others."""
 
     def seconds(self, now: float) -> float:
-        """How long they have been there, at most."""
+        """Return how long the machines have existed, at most."""
         return max(0.0, (min(now, self.bound) if self.ended is None else self.ended) - self.started)
 
     def runs(self, now: float) -> bool:
-        """Whether they may be there still."""
+        """Return True if the machines may still exist."""
         return self.ended is None and now < self.bound
 
 
@@ -65,27 +70,34 @@ def rent(
     number: int,
     disks: float,
 ) -> Rent:
-    """What machines cost that run from now on.
+    """Return the rent of machines that run from now on.
 
     Args:
-        disks: dollars per hour of their disks: GB times `DISK_PRICE`.
+        disks: dollars per hour for their disks: GB times `DISK_PRICE`.
     """
-    # those with several network cards take one address, the head's
+    # machines with several network cards use one address, the head's
     addresses = 0 if settings.use_private_ips else count if offer.cards == 1 else 1
     price = None if offer.price is None else offer.price * count
     return Rent(
-        label.job, number, label.pool, offer.instance_type, count, price, disks + addresses * ADDRESS_PRICE, time.time(),
+        label.job,
+        number,
+        label.pool,
+        offer.instance_type,
+        count,
+        price,
+        disks + addresses * ADDRESS_PRICE,
+        time.time(),
         label.ends,
-    )  # fmt: skip
+    )
 
 
 def launches(job: str) -> int:
-    """The highest number among the launches of a pool; 0 without any."""
-    return max((one.number for one in every() if one.job == job), default=0)
+    """Return the highest launch number of a pool; 0 without launches."""
+    return max((entry.number for entry in every() if entry.job == job), default=0)
 
 
 def write(one: Rent) -> None:
-    """Keep it; a home that cannot be written keeps none."""
+    """Store a rent. Does nothing if the home folder is not writable."""
     atomic.keep(_path(one), json.dumps(asdict(one)).encode())
 
 
@@ -97,21 +109,24 @@ def _path(one: Rent) -> Path:
 
 
 def lose(job: str, count: int) -> None:
-    """So many machines of a pool have ended, and the others go on: of its oldest launches, for they all are of one price."""
+    """Record that some machines of a pool have ended while the others continue.
+
+    Counts them against the pool's oldest launches, because all have the same price.
+    """
     now = time.time()
-    for one in every():
-        if one.job != job or one.ended is not None or not count:
+    for entry in every():
+        if entry.job != job or entry.ended is not None or not count:
             continue
-        gone, parts = (
-            min(count, one.machines),
-            [each.part for each in every() if (each.job, each.number) == (job, one.number)],
+        ended, parts = (
+            min(count, entry.machines),
+            [other.part for other in every() if (other.job, other.number) == (job, entry.number)],
         )
-        if gone == one.machines:
-            write(replace(one, ended=now))
+        if ended == entry.machines:
+            write(replace(entry, ended=now))
         else:
-            write(replace(_share(one, gone), ended=now, part=1 + max(parts)))
-            write(_share(one, one.machines - gone))
-        count -= gone
+            write(replace(_share(entry, ended), ended=now, part=1 + max(parts)))
+            write(_share(entry, entry.machines - ended))
+        count -= ended
 
 
 def _share(one: Rent, machines: int) -> Rent:
@@ -121,23 +136,25 @@ def _share(one: Rent, machines: int) -> Rent:
 
 
 def end(job: str, *, exact: bool = True) -> None:
-    """The machines of a pool were given back now, or were found to be gone; twice is safe."""
+    """Record that a pool's machines were released now, or were found to be gone. Twice is safe."""
     now = time.time()
-    for one in every():
-        if one.job == job and one.ended is None:
-            write(replace(one, ended=min(now, one.bound), exact=exact))
+    for entry in every():
+        if entry.job == job and entry.ended is None:
+            write(replace(entry, ended=min(now, entry.bound), exact=exact))
 
 
 def every() -> list[Rent]:
-    """All that are kept, the oldest first; those that ended long ago are removed."""
-    found = sorted(_read(), key=lambda one: one.started)
+    """Return all stored rents, the oldest first. Deletes those that ended long ago."""
+    rents = sorted(_read(), key=lambda one: one.started)
     old = {
-        one for one in found if one.seconds(time.time()) + one.started < time.time() - KEPT_SECONDS
+        entry
+        for entry in rents
+        if entry.seconds(time.time()) + entry.started < time.time() - KEPT_SECONDS
     }
-    for one in old:
+    for entry in old:
         with contextlib.suppress(OSError):
-            _path(one).unlink(missing_ok=True)
-    return [one for one in found if one not in old]
+            _path(entry).unlink(missing_ok=True)
+    return [entry for entry in rents if entry not in old]
 
 
 def _read() -> Iterator[Rent]:

@@ -1,4 +1,4 @@
-"""Offers as people read them: one table, as text and as HTML, and the words of a plan; pure."""
+"""Offers in readable form: one table, as text and as HTML, and the summary in a plan. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ HEADINGS = (
     "price from",
 )
 SHOWN_ELSEWHERE = 4
-LEAST_DOLLARS = 0.005  # below this a price is shown with more digits, for it would be $0.00
+LEAST_DOLLARS = 0.005  # a price below this is shown with more digits, as it would read $0.00
 
 
 @dataclass(frozen=True, repr=False)
 class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
-    """Offers of a market for a pool of so many nodes: a notebook shows it as a table, a terminal as text.
+    """Offers of a market for a pool, shown as a table in notebooks and as text elsewhere.
 
-    By type of machine the offers of it, the best first: ``offers["p4d.24xlarge"][0].price``.
+    Maps machine types to their offers, the best first: ``offers["p4d.24xlarge"][0].price``.
 
     Attributes:
-        most: rows that are shown; the rest is counted. None for all.
+        nodes: number of nodes of the pool.
+        most: maximum number of rows shown, followed by a count of the rest. None for all.
     """
 
     market: Market
@@ -44,17 +45,17 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
 
     @property
     def _held(self) -> Mapping[str, tuple[MachineOffer, ...]]:
-        found: dict[str, tuple[MachineOffer, ...]] = {}
-        for one in self.market.offers:
-            found[one.instance_type] = (*found.get(one.instance_type, ()), one)
-        return found
+        by_type: dict[str, tuple[MachineOffer, ...]] = {}
+        for offer in self.market.offers:
+            by_type[offer.instance_type] = (*by_type.get(offer.instance_type, ()), offer)
+        return by_type
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row for each type in each region, as cells; zones of one price share one."""
+        """Return a row of cells per type and region. Zones with the same price share a row."""
         return [_row(group, self.nodes) for group in grouped(self.market.offers)]
 
     def text(self) -> str:
-        """The table as text, with its notes below."""
+        """Return the table as text, with its notes below."""
         rows = self.rows()
         shown = rows[: self.most]
         return "\n".join(
@@ -65,7 +66,7 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
         )
 
     def html(self) -> str:
-        """The table as HTML."""
+        """Return the table as HTML."""
         rows = self.rows()
         shown = rows[: self.most]
         below = "".join(f"<p>{escape(line)}</p>" for line in self._below(len(rows) - len(shown)))
@@ -84,73 +85,91 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
 
 
 def grouped(offers: Iterable[MachineOffer]) -> list[list[MachineOffer]]:
-    """Offers that differ in their zone alone, in the order of the first of each."""
+    """Group offers that differ only in their zone, in the order of each group's first offer."""
     groups: dict[tuple[object, ...], list[MachineOffer]] = {}
-    for one in offers:
+    for offer in offers:
         groups.setdefault(
-            (one.region, one.instance_type, one.spot, one.price, one.priced), []
-        ).append(one)
+            (offer.region, offer.instance_type, offer.spot, offer.price, offer.priced), []
+        ).append(offer)
     return list(groups.values())
 
 
 def _row(group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
-    one = group[0]
-    price = per_hour(one, nodes)
+    first = group[0]
+    price = per_hour(first, nodes)
     return (
         "unknown"
         if price is None
         else f"${price:.2f}"
         if price >= LEAST_DOLLARS
         else f"${price:.4f}",
-        one.instance_type + (" spot" if one.spot else ""),
-        f"{one.gpus} × {one.gpu}" if one.gpu else "-",
-        f"{one.gpu_memory:.12g} GB" if one.gpu else "-",
-        str(one.vcpus),
-        f"{one.memory:.12g} GB",
-        f"{one.network:.12g} Gbit/s" if one.network else "-",
+        first.instance_type + (" spot" if first.spot else ""),
+        f"{first.gpus} × {first.gpu}" if first.gpu else "-",
+        f"{first.gpu_memory:.12g} GB" if first.gpu else "-",
+        str(first.vcpus),
+        f"{first.memory:.12g} GB",
+        f"{first.network:.12g} Gbit/s" if first.network else "-",
         where(group),
-        one.priced or "-",
+        first.priced or "-",
     )
 
 
 def where(group: Sequence[MachineOffer]) -> str:
-    """Zones of one region: ``"us-east-1 a b d"``; the region alone where its zones are not told."""
+    """Return the zones of one region, ``"us-east-1 a b d"``, or only the region if unknown."""
     region = group[0].region
-    zones = sorted(one.zone.removeprefix(region) for one in group if one.zone)
+    zones = sorted(offer.zone.removeprefix(region) for offer in group if offer.zone)
     return " ".join([region, *zones])
 
 
 def machine(one: MachineOffer) -> str:
-    """A machine in words: "p4d.24xlarge (8 × A100)"."""
+    """Describe a machine: "p4d.24xlarge (8 × A100)"."""
     return one.instance_type + (f" ({one.gpus} × {one.gpu})" if one.gpu else "")
 
 
 def machines(one: MachineOffer, nodes: int) -> str:
-    """Machines and where they are: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
+    """Describe machines and their place: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
     return f"{nodes} × {machine(one)} in {place(one)}"
 
 
 def place(one: MachineOffer) -> str:
-    """Where it is, and how it is rented: "us-east-1a, spot"."""
+    """Describe where and how a machine is rented: "us-east-1a, spot"."""
     return f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}"
 
 
 def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental:
-    """What a plan says of the offer that is tried first; `chosen` are all, in their order."""
-    one = chosen[0]
-    prices = [price for each in chosen if (price := per_hour(each, nodes)) is not None]
+    """Return a plan's summary of the offer that is tried first.
+
+    Args:
+        chosen: all offers in the order of trial.
+    """
+    first = chosen[0]
+    prices = [price for offer in chosen if (price := per_hour(offer, nodes)) is not None]
     return Rental(
-        provider="aws", machine=machine(one), place=place(one), region=one.region, cpus=one.vcpus, memory_gb=one.memory,
-        gpus=one.gpus, price=per_hour(one, nodes), priced=one.priced, most=max(prices, default=None),
+        provider="aws",
+        machine=machine(first),
+        place=place(first),
+        region=first.region,
+        cpus=first.vcpus,
+        memory_gb=first.memory,
+        gpus=first.gpus,
+        price=per_hour(first, nodes),
+        priced=first.priced,
+        most=max(prices, default=None),
         notes=(*_otherwise(chosen), *(f"unknown: {note}" for note in market.notes)),
-    )  # fmt: skip
+    )
 
 
 def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
-    """Where else they are looked for."""
-    rest: dict[tuple[str, str], list[MachineOffer]] = {}
-    for one in chosen[1:]:
-        rest.setdefault((one.instance_type, one.region), []).append(one)
-    words = [f"{name} in {where(group)}" for (name, _), group in rest.items()]
-    more = f" and {len(words) - SHOWN_ELSEWHERE} more" if len(words) > SHOWN_ELSEWHERE else ""
-    return [f"no capacity: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []
+    """Return a note on the other places where machines are requested."""
+    alternatives: dict[tuple[str, str], list[MachineOffer]] = {}
+    for offer in chosen[1:]:
+        alternatives.setdefault((offer.instance_type, offer.region), []).append(offer)
+    descriptions = [f"{name} in {where(group)}" for (name, _), group in alternatives.items()]
+    more = (
+        f" and {len(descriptions) - SHOWN_ELSEWHERE} more"
+        if len(descriptions) > SHOWN_ELSEWHERE
+        else ""
+    )
+    return (
+        [f"no capacity: {', '.join(descriptions[:SHOWN_ELSEWHERE])}{more}"] if descriptions else []
+    )

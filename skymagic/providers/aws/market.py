@@ -1,11 +1,11 @@
-"""What can be rented for a request: asked of all its regions at once, compared with the price limit.
+"""Offers for a request, from all its regions at once, compared with the price limit.
 
 ::
 
     clients ──> catalogue (types, zones)  ─┐
-            ──> prices (list, spot)       ─┴─> Market ──> choice: offers in the order in which they are tried
+            ──> prices (list, spot)       ─┴─> Market ──> choice: offers in the order of trial
 
-vCPU quotas are EC2's to compare: all machines of a pool are one call, which it refuses as a whole.
+EC2 itself checks vCPU quotas: all machines of a pool are one call, which it refuses as a whole.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from skymagic.wire.threads import failures, run_all
 
 T = TypeVar("T")
 DEARER = 2.0
-"""How many times the price that the user agrees to another type may cost where there is no room, and no limit was named."""
+"""Price limit for other types if the user named none, relative to the price the user agrees to.
+
+Applies if EC2 has no capacity at that price.
+"""
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso")
-"""Regions whose prices another partition's credentials cannot ask for."""
+"""Regions whose prices are unavailable to another partition's credentials."""
 
 
 @dataclass(frozen=True)
 class Market:
-    """What can be rented, the cheapest first.
+    """Offers, the cheapest first.
 
     Attributes:
-        offers: all that serve the request, whatever the price limit says.
-        notes: what was not told, and what stands for it.
+        offers: all offers that serve the request, regardless of the price limit.
+        notes: unanswered queries, and what is used instead.
     """
 
     offers: tuple[MachineOffer, ...]
@@ -46,50 +49,68 @@ class Market:
 
 
 def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None) -> Market:
-    """What can be rented for a request in its regions; nothing is rented, and nothing is made.
+    """Return the offers for a request in its regions. Rents and creates nothing.
 
     Raises:
-        RequestError: no type of machine serves it, or there is no such region.
-        CloudError: credentials are missing or refused, or there is no such region.
+        RequestError: no machine type serves the request, or a region does not exist.
+        CloudError: credentials are missing or refused, or a region does not exist.
     """
     selection.check_served(request)
-    kept = cache or Cache()
+    answer_cache = cache or Cache()
     names = request.regions or (clients.region or DEFAULT_REGION,)
     catalogue.check_regions(names, clients)
-    there = dict(
+    catalogues = dict(
         zip(
             names,
-            _all([partial(catalogue.catalogue_of, clients, one, kept) for one in names]),
+            _all(
+                [partial(catalogue.catalogue_of, clients, region, answer_cache) for region in names]
+            ),
             strict=True,
         )
     )
-    if not any(selection.wanted(request, one.types.values()) for one in there.values()):
-        raise RequestError(selection.nothing(request, there))
-    # what is not needed is not waited for as long as what is
+    if not any(
+        selection.wanted(request, offered.types.values()) for offered in catalogues.values()
+    ):
+        raise RequestError(selection.nothing(request, catalogues))
+    # optional queries get shorter time limits
     parts = _all(
-        [partial(_region, request, clients.hurried(), one, kept) for one in there.values()]
+        [
+            partial(_region, request, clients.hurried(), offered, answer_cache)
+            for offered in catalogues.values()
+        ]
     )
-    found = selection.by_price((one for part in parts for one in part.offers), names)
-    return Market(tuple(found), tuple(dict.fromkeys(note for part in parts for note in part.notes)))
+    ordered = selection.by_price((offer for part in parts for offer in part.offers), names)
+    return Market(
+        tuple(ordered), tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    )
 
 
 def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
-    """What the built-in list says of a request, for a preview without credentials: nothing was asked. Raises RequestError."""
+    """Return offers from the built-in list, for a preview without credentials.
+
+    Makes no call. Raises RequestError.
+    """
     names = request.regions or (clients.region or DEFAULT_REGION,)
-    there = {one: Catalogue(one, catalogue.TYPES, {}) for one in names}
-    found = selection.by_price(
-        (offer for one in there.values() for offer in selection.offers_of(request, one, Prices())),
+    catalogues = {region: Catalogue(region, catalogue.TYPES, {}) for region in names}
+    ordered = selection.by_price(
+        (
+            offer
+            for offered in catalogues.values()
+            for offer in selection.offers_of(request, offered, Prices())
+        ),
         names,
     )
-    if not found:
-        raise RequestError(selection.nothing(request, there))
-    return Market(tuple(found), notes=(f"zones and present prices: {reason}",))
+    if not ordered:
+        raise RequestError(selection.nothing(request, catalogues))
+    return Market(tuple(ordered), notes=(f"zones and present prices: {reason}",))
 
 
 def _region(request: PoolRequest, clients: AwsClients, there: Catalogue, cache: Cache) -> Market:
-    """One region's part."""
+    """Return the offers of one region."""
     notes = list(there.notes)
-    names = [one.name for one in selection.wanted(request, there.types.values())]
+    names = [
+        instance_type.name for instance_type in selection.wanted(request, there.types.values())
+    ]
     costs = _prices(request, clients, there.region, names, cache, notes) if names else Prices()
     return Market(tuple(selection.offers_of(request, there, costs)), tuple(notes))
 
@@ -103,13 +124,13 @@ def _prices(
     notes: list[str],
 ) -> Prices:
     if request.spot:
-        said = optional(
+        history = optional(
             partial(prices.spot, clients, region, names, cache),
             "ec2:DescribeSpotPriceHistory",
             notes,
         )
-        spot = {(name, zone): price for name, zone, price in said.value} if said else {}
-        return Prices(spot=spot, of_spot=said.date if said else "")
+        spot = {(name, zone): price for name, zone, price in history.value} if history else {}
+        return Prices(spot=spot, of_spot=history.date if history else "")
     if region.startswith(OTHER_PARTITIONS):
         return Prices()
     listed = optional(
@@ -119,7 +140,7 @@ def _prices(
 
 
 def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of all jobs, each on a thread of its own; what one raises is raised."""
+    """Run all jobs, each on its own thread, and return their results. Raises what a job raises."""
     outcomes = run_all(jobs)
     for problem in failures(outcomes):
         raise problem
@@ -127,13 +148,14 @@ def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
-    """The offers of a market that may be tried one after the other, the cheapest first.
+    """Return the offers that may be tried one after the other, the cheapest first.
 
-    Their price is bounded: by --max-price, else by `DEARER` times what the first costs. One without a price is there only where the first
-    has none, for that is what the user agrees to.
+    Their price is limited by --max-price, or else by `DEARER` times the price of the first. An
+    offer without a price is included only if the first has none either, since that is what the user
+    agrees to.
 
     Raises:
-        RequestError: there is none, with the reason.
+        RequestError: no offer qualifies; gives the reason.
     """
     nodes = request.nodes or 1
     if not market.offers:
@@ -146,9 +168,9 @@ def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
         return market.offers
     most = limit if limit is not None else DEARER * (first or 0.0)
     within = [
-        one
-        for one in market.offers
-        if (price := selection.per_hour(one, nodes)) is not None and price <= most
+        offer
+        for offer in market.offers
+        if (price := selection.per_hour(offer, nodes)) is not None and price <= most
     ]
     if not within:
         raise RequestError([_too_dear(request, most, market.offers[0], nodes)])
@@ -164,6 +186,7 @@ def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes:
     if price is None:
         return (
             f"the price of {machines} is unknown, and {name} is ${limit:.2f} per hour: "
-            "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory (docs/how-to/aws.md), or leave the limit out"
+            "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory (docs/how-to/aws.md), "
+            "or leave the limit out"
         )
     return f"the cheapest are {machines} for ${price:.2f} per hour, and {name} is ${limit:.2f}"

@@ -1,4 +1,7 @@
-"""Where a pool's machines are in the network: a subnet of their zone, a security group of their own, a placement group of each launch."""
+"""Network of a pool's machines: a subnet in their zone, a security group, and placement groups.
+
+The security group belongs to the pool, each placement group to one launch.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from skymagic.providers.aws.errors import UNCERTAIN
 from skymagic.providers.aws.tags import Label, filters
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-"""Says from which public address it is asked; AWS's own."""
+"""AWS service that returns the caller's public address."""
 ADDRESS_TIMEOUT = 10.0
 SETTLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet, in the VPC that it belongs to."""
+    """A subnet and its VPC."""
 
     id: str
     vpc: str
@@ -33,47 +36,52 @@ class Subnet:
 
 @dataclass(frozen=True)
 class NetworkPlace:
-    """Where machines are put: ids of a subnet and of a security group."""
+    """IDs of the subnet and the security group of machines."""
 
     subnet: str
     group: str
 
 
 def subnet(clients: AwsClients, region: str, zone: str, settings: CloudSettings) -> Subnet:
-    """The user's own subnet, or the default one of a zone.
+    """Return the user's own subnet, or the default subnet of a zone.
 
     Raises:
-        CloudError: it is in another zone, or there is none; of kind "place", for another zone may do.
+        CloudError: the subnet is in another zone, or does not exist; of kind "place", because
+            another zone may work.
     """
     if settings.subnet:
-        found = clients.call("ec2", region, "DescribeSubnets", SubnetIds=[settings.subnet])[
+        subnets = clients.call("ec2", region, "DescribeSubnets", SubnetIds=[settings.subnet])[
             "Subnets"
         ]
-        if found and found[0]["AvailabilityZone"] != zone:
-            raise CloudError("place", "", f"{settings.subnet} is in {found[0]['AvailabilityZone']}")
+        if subnets and subnets[0]["AvailabilityZone"] != zone:
+            raise CloudError(
+                "place", "", f"{settings.subnet} is in {subnets[0]['AvailabilityZone']}"
+            )
     else:
         default = [
             {"Name": "default-for-az", "Values": ["true"]},
             {"Name": "availability-zone", "Values": [zone]},
         ]
-        found = clients.call("ec2", region, "DescribeSubnets", Filters=default)["Subnets"]
-    if not found:
-        words = f"there is no default subnet in {zone}"
+        subnets = clients.call("ec2", region, "DescribeSubnets", Filters=default)["Subnets"]
+    if not subnets:
+        reason = f"there is no default subnet in {zone}"
         raise CloudError(
             "place",
             "",
-            words,
+            reason,
             "name one: sky.AWS(subnet='subnet-…'), or aws ec2 create-default-subnet",
         )
-    each = found[0]
-    return Subnet(each["SubnetId"], each["VpcId"], each["CidrBlock"])
+    first = subnets[0]
+    return Subnet(first["SubnetId"], first["VpcId"], first["CidrBlock"])
 
 
 def caller_range(at: Subnet, settings: CloudSettings) -> str:
-    """Who may connect, as a CIDR: what the user says, else this machine's address alone, as the machines will see it.
+    """Return who may connect, as a CIDR range.
+
+    This is the user's setting, or else this machine's address as the rented machines will see it.
 
     Raises:
-        CloudError: it cannot be found out.
+        CloudError: the address cannot be determined.
     """
     if settings.ssh_from:
         return str(ipaddress.ip_network(settings.ssh_from, strict=False))
@@ -82,7 +90,7 @@ def caller_range(at: Subnet, settings: CloudSettings) -> str:
 
 
 def _address_towards(at: Subnet) -> str:
-    """This machine's address on the route to a subnet; nothing is sent."""
+    """Return this machine's address on the route to a subnet. Sends nothing."""
     first = str(ipaddress.ip_network(at.cidr)[1])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -102,47 +110,52 @@ def _public_address() -> str:
         with urllib.request.urlopen(ADDRESS_SERVICE, timeout=ADDRESS_TIMEOUT) as answer:
             return str(ipaddress.IPv4Address(answer.read(64).decode().strip()))
     except (OSError, ValueError) as problem:
-        words = f"could not determine this machine's public address ({ADDRESS_SERVICE}: {problem})"
+        reason = f"could not determine this machine's public address ({ADDRESS_SERVICE}: {problem})"
         raise CloudError(
-            "unreachable", "", words, "say who may connect: sky.AWS(ssh_from='203.0.113.7/32')"
+            "unreachable", "", reason, "say who may connect: sky.AWS(ssh_from='203.0.113.7/32')"
         ) from problem
 
 
 def security_group(
     clients: AwsClients, region: str, vpc: str, source: str, settings: CloudSettings, label: Label
 ) -> str:
-    """A security group of the pool's own: SSH from `source`, everything among its machines; made once however often it is asked for.
+    """Create the pool's security group: SSH from `source`, and all traffic among its machines.
+
+    Calling it again returns the same group.
 
     Raises:
-        CloudError: it cannot be made.
+        CloudError: it cannot be created.
     """
     name = f"skymagic-{label.job}"
     try:
-        made = clients.call(
-            "ec2", region, "CreateSecurityGroup", GroupName=name, Description=f"skymagic pool {label.pool}"[:255], VpcId=vpc,
+        group_id = clients.call(
+            "ec2",
+            region,
+            "CreateSecurityGroup",
+            GroupName=name,
+            Description=f"skymagic pool {label.pool}"[:255],
+            VpcId=vpc,
             TagSpecifications=label.specifications("security-group"),
-        )["GroupId"]  # fmt: skip
+        )["GroupId"]
     except CloudError as problem:
-        if problem.code != "InvalidGroup.Duplicate":  # made by a call whose answer was lost
+        if problem.code != "InvalidGroup.Duplicate":  # created by a call whose answer was lost
             raise
-        found = clients.call(
+        groups = clients.call(
             "ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job)
         )["SecurityGroups"]
-        made = next(each["GroupId"] for each in found if each["VpcId"] == vpc)
-    within: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": made}]}
+        group_id = next(group["GroupId"] for group in groups if group["VpcId"] == vpc)
+    within: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     ssh: dict[str, Any] = {
         "IpProtocol": "tcp",
         "FromPort": settings.ssh_port,
         "ToPort": settings.ssh_port,
         "IpRanges": [{"CidrIp": source}],
     }
-    for operation, rules in (
-        ("Ingress", [ssh, within]),
-        ("Egress", [within]),
-    ):  # EFA wants the egress rule too
+    # EFA requires the egress rule too
+    for operation, rules in (("Ingress", [ssh, within]), ("Egress", [within])):
         for rule in rules:
-            _allow(clients, region, operation, made, rule)
-    return str(made)
+            _allow(clients, region, operation, group_id, rule)
+    return str(group_id)
 
 
 def _allow(
@@ -154,51 +167,65 @@ def _allow(
         )
 
     try:
-        clients.until_settled(
-            once, SETTLE_SECONDS, lambda problem: problem.kind == "missing"
-        )  # made a moment ago
+        # the group was created a moment ago
+        clients.until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
     except CloudError as problem:
         if problem.code != "InvalidPermission.Duplicate":
             raise
 
 
 def head_address(clients: AwsClients, region: str, interface: str, label: Label) -> str:
-    """A public address (Elastic IP) for a machine that gets none by itself, because it has several network cards.
+    """Allocate a public address (Elastic IP) for a machine with several network cards.
+
+    EC2 assigns none to such a machine by itself.
 
     Raises:
-        CloudError: there is none; `release` gives back what was allocated.
+        CloudError: none is available; `release` releases what was allocated.
     """
-    made = clients.call(
-        "ec2", region, "AllocateAddress", Domain="vpc", TagSpecifications=label.specifications("elastic-ip")
-    )  # fmt: skip
+    allocated = clients.call(
+        "ec2",
+        region,
+        "AllocateAddress",
+        Domain="vpc",
+        TagSpecifications=label.specifications("elastic-ip"),
+    )
     clients.call(
         "ec2",
         region,
         "AssociateAddress",
-        AllocationId=made["AllocationId"],
+        AllocationId=allocated["AllocationId"],
         NetworkInterfaceId=interface,
     )
-    return str(made["PublicIp"])
+    return str(allocated["PublicIp"])
 
 
 def placement_group(clients: AwsClients, region: str, label: Label, launch: int) -> str:
-    """The name of a new group, for one launch: one that still has machines in a zone takes none in another. Raises CloudError."""
+    """Create a placement group for one launch and return its name. Raises CloudError.
+
+    Each launch needs a new one: a group with machines in one zone accepts none in another.
+    """
     name = f"skymagic-{label.job}-{launch}"
     try:
         clients.call(
-            "ec2", region, "CreatePlacementGroup", GroupName=name, Strategy="cluster",
+            "ec2",
+            region,
+            "CreatePlacementGroup",
+            GroupName=name,
+            Strategy="cluster",
             TagSpecifications=label.specifications("placement-group"),
-        )  # fmt: skip
+        )
     except CloudError as problem:
-        if (
-            problem.code != "InvalidPlacementGroup.Duplicate"
-        ):  # made by a call whose answer was lost
+        # a duplicate was created by a call whose answer was lost
+        if problem.code != "InvalidPlacementGroup.Duplicate":
             raise
     return name
 
 
 def placement_at_fault(problem: CloudError) -> bool:
-    """Whether a launch failed for its placement group, or that could not be made: there may be room apart from each other. Pure."""
+    """Return True if a launch failed because of its placement group. Pure.
+
+    Without the group there may be capacity.
+    """
     return (
         problem.kind not in UNCERTAIN
         and re.search("placement ?group", problem.reason, re.IGNORECASE) is not None

@@ -1,4 +1,4 @@
-"""What machines cost per hour: the price list's prices on demand, and the latest prices of spot in each zone."""
+"""Hourly prices of machines: on demand from the price list, and the latest spot prices by zone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from skymagic.providers.aws.catalogue import cache_label
 from skymagic.providers.aws.clients import AwsClients
 
 LIST_SECONDS, SPOT_SECONDS = 7 * 86400.0, 600.0
-"""How long prices on demand, and of spot, are used again: the first change a few times a year, the others all day."""
+"""Lifetime of cached prices, on demand and spot: the former change a few times a year, the latter
+all day.
+"""
 HOME = "us-east-1"
-"""The price list of all regions is asked for here."""
-FILTER_CHARACTERS = 1000  # A filter's value may have 1024
+"""Region that serves the price list of all regions."""
+FILTER_CHARACTERS = 1000  # a filter's value may have 1024
 PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
-# Shared hardware, plain Linux without software that is paid for, and no reservation.
+# Shared hardware, plain Linux without paid software, and no reservation.
 LINUX = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -32,11 +34,13 @@ LINUX = {
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars per hour of one machine, as far as they are known in a region.
+    """Known prices in a region, in dollars per hour for one machine.
 
     Attributes:
-        listed: by type, on demand. spot: by (type, zone).
-        of_list, of_spot: when they were asked for, as in 2026-11-22; empty where nothing was answered.
+        listed: on-demand prices by type.
+        spot: spot prices by (type, zone).
+        of_list: date of the on-demand prices, as in 2026-11-22; "" without an answer.
+        of_spot: date of the spot prices; "" without an answer.
     """
 
     listed: Mapping[str, float] = field(default_factory=dict)
@@ -45,15 +49,18 @@ class Prices:
     of_spot: str = ""
 
     def price(self, name: str, zone: str, spot: bool) -> tuple[float | None, str]:
-        """(dollars per hour, where that is from); (None, "") where nobody knows. Spot is never estimated."""
+        """Return the price in dollars per hour and its source, or (None, "") if unknown.
+
+        Spot prices are never estimated.
+        """
         if spot:
-            here = [
+            matching = [
                 price
-                for (one, where), price in self.spot.items()
-                if one == name and zone in ("", where)
+                for (type_name, priced_zone), price in self.spot.items()
+                if type_name == name and zone in ("", priced_zone)
             ]
-            # which zone it will be is not known then: the dearest of them
-            return (max(here), f"spot price of {self.of_spot}") if here else (None, "")
+            # without a zone, assume the most expensive one
+            return (max(matching), f"spot price of {self.of_spot}") if matching else (None, "")
         if name in self.listed:
             return self.listed[name], f"price list of {self.of_list}"
         if name in catalogue.PRICES and not self.of_list:
@@ -62,29 +69,35 @@ class Prices:
 
 
 def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
-    """Dollars per hour by type, of the price list; a type that is not in it has none. Raises CloudError: it cannot be asked."""
+    """Return on-demand prices by type, in dollars per hour. Types without a list price are missing.
+
+    Raises CloudError if the price list cannot be queried.
+    """
     label = cache_label(clients, region)
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     oldest = 0.0
     for some in chunks(sorted(names)):
-        # each list is kept by what was asked for: few requests ask for other types
-        kept = cache.fresh(
+        # each list is cached by its query: few requests name other types
+        cached = cache.fresh(
             f"list-{label}-{some}", LIST_SECONDS, partial(_listed, clients, region, some)
         )
-        found |= kept.value
-        oldest = min(oldest or kept.at, kept.at)
-    return Dated(found, oldest)
+        prices |= cached.value
+        oldest = min(oldest or cached.at, cached.at)
+    return Dated(prices, oldest)
 
 
 def spot(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
-    """Dollars per hour of each type in each zone, as [type, zone, price]; a zone without a price is left out. Raises CloudError."""
+    """Return spot prices as [type, zone, dollars per hour]. Zones without a price are missing.
+
+    Raises CloudError.
+    """
     ordered = sorted(names)
     name = f"spot-{cache_label(clients, region)}-{','.join(ordered)}"
     return cache.fresh(name, SPOT_SECONDS, lambda: _spot(clients, region, ordered))
 
 
 def chunks(names: Iterable[str]) -> Iterator[str]:
-    """Names joined by commas, as many as a filter takes."""
+    """Join names with commas, in chunks as long as a filter allows."""
     joined = ""
     for name in names:
         if joined and len(joined) + len(name) + 1 > FILTER_CHARACTERS:
@@ -100,10 +113,10 @@ def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
         {"Type": "TERM_MATCH", "Field": key, "Value": value}
         for key, value in {**LINUX, "regionCode": region}.items()
     ]
-    asked: Any = [*terms, {"Type": "ANY_OF", "Field": "instanceType", "Value": names}]
+    query: Any = [*terms, {"Type": "ANY_OF", "Field": "instanceType", "Value": names}]
     prices: dict[str, float] = {}
     for text in clients.pages(
-        "pricing", HOME, "GetProducts", "PriceList", ServiceCode="AmazonEC2", Filters=asked
+        "pricing", HOME, "GetProducts", "PriceList", ServiceCode="AmazonEC2", Filters=query
     ):
         name, price = product(json.loads(text))
         if price is not None:
@@ -112,7 +125,10 @@ def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
 
 
 def product(listed: Mapping[str, Any]) -> tuple[str, float | None]:
-    """(type, dollars per hour on demand) of a product; None where it has no such price, or it is 0."""
+    """Return the type and the on-demand price of a product in dollars per hour.
+
+    The price is None if the product has none, or it is 0.
+    """
     dollars = [
         float(dimension["pricePerUnit"].get("USD") or 0)
         for term in (listed.get("terms") or {}).get("OnDemand", {}).values()
@@ -120,24 +136,27 @@ def product(listed: Mapping[str, Any]) -> tuple[str, float | None]:
         if dimension.get("unit") == "Hrs"
     ]
     return str(listed["product"]["attributes"]["instanceType"]), min(
-        (one for one in dollars if one > 0), default=None
+        (dollar for dollar in dollars if dollar > 0), default=None
     )
 
 
 def _spot(clients: AwsClients, region: str, names: Sequence[str]) -> list[list[Any]]:
-    """The latest price by type and zone: a history that begins now has it alone, and EC2 may send older ones all the same."""
+    """Return the latest price by type and zone.
+
+    A history that starts now should contain only that, but EC2 may send older prices too.
+    """
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
-    asked: Any = {
+    query: Any = {
         "InstanceTypes": list(names),
         "ProductDescriptions": list(PRODUCTS),
         "StartTime": datetime.now(UTC),
     }
-    for one in clients.pages(
-        "ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **asked, MaxResults=1000
+    for record in clients.pages(
+        "ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **query, MaxResults=1000
     ):
-        where, said = (
-            (str(one["InstanceType"]), str(one["AvailabilityZone"])),
-            (one["Timestamp"], float(one["SpotPrice"])),
+        key, entry = (
+            (str(record["InstanceType"]), str(record["AvailabilityZone"])),
+            (record["Timestamp"], float(record["SpotPrice"])),
         )
-        latest[where] = max(said, latest.get(where, said))
+        latest[key] = max(entry, latest.get(key, entry))
     return [[name, zone, price] for (name, zone), (_, price) in sorted(latest.items())]

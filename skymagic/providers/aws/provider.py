@@ -1,4 +1,7 @@
-"""Machines rented from EC2 for one pool: planned, asked for, reached, used as hosts of SSH are, and given back."""
+"""EC2 provider: plans, rents and releases the machines of one pool.
+
+The machines are used like SSH hosts.
+"""
 
 from __future__ import annotations
 
@@ -29,44 +32,47 @@ from skymagic.providers.aws.tags import Label
 from skymagic.providers.provider import Say
 
 _APT = "-q -o DPkg::Lock::Timeout=300"
-"""A machine that boots may hold the lock."""
+"""Options for apt-get: a machine may still hold the lock while it boots."""
 UNBOUNDED = 365 * 86400.0
-"""Seconds for a limit that the user has switched off."""
+"""Seconds to use for a limit that the user has disabled."""
 
 
 class AWS:
-    """The provider of EC2's machines."""
+    """Provider for EC2's machines."""
 
     def plan(self, request: PoolRequest, say: Say) -> RentedSurvey:
-        """Find out what is offered and what it costs; nothing is made."""
+        """Find out which machines are offered and their prices. Creates nothing."""
         settings = request.cloud
         clients = AwsClients.of(settings)
         request = bounded(request)
         reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
         try:
-            found = market.survey(request, clients)
+            offered = market.survey(request, clients)
         except CloudError as problem:
             if not request.dry_run or problem.kind != "credentials":
                 raise
-            found = market.estimated(request, clients, problem.reason)
-        offers = market.choice(request, found)
-        plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
+            offered = market.estimated(request, clients, problem.reason)
+        offers = market.choice(request, offered)
+        plan = plan_rented(request, listing.rental(offers, offered, request.nodes or 1))
         return RentedSurvey(replace(plan, image=image), clients, offers, requirements)
 
     def acquire(self, survey: RentedSurvey, job_id: str, say: Say) -> Sequence[Node]:
-        """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
+        """Rent all machines together, connect to them, and set them up in parallel.
+
+        Connections use the keys that the machines received at launch.
+        """
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
         reaching.check_way(settings)
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
-        made = held.keys = boot.make_keys(job_id)
-        user_data = boot.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
+        keys = held.keys = boot.make_keys(job_id)
+        user_data = boot.cloud_config(keys, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         used_elsewhere(survey, label, say)
         offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
         held.offer = offer
-        ids = [one.id for one in instances]
+        ids = [instance.id for instance in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
         replacing.acquired(survey, instances, say)
         check(plan, held.machines, survey.requirements)
@@ -75,17 +81,20 @@ class AWS:
     def replace(
         self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event
     ) -> Mapping[int, Node]:
-        """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
+        """Replace lost machines by others of the same type and zone as soon as EC2 has capacity."""
         return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
 
     def attach(
         self, plan: Plan, accesses: Sequence[RentedAccess]
     ) -> tuple[RentedSurvey, Sequence[Node]]:
-        """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
+        """Return the machines of a pool that another notebook rented from this plan.
+
+        Rents nothing and connects to nothing yet.
+        """
         settings, first = plan.request.cloud, accesses[0]
         clients = AwsClients.of(settings)
         lease = Lease(clients, settings, first.label, "", lambda text: None)
-        lease.take_up(first.region, [one.instance for one in accesses])
+        lease.take_up(first.region, [access.instance for access in accesses])
         if ended := rented.ended_instances(clients, accesses):
             if len(ended) == len(accesses):
                 lease.release(exact=False)
@@ -96,7 +105,7 @@ class AWS:
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
-    """As machines of one's own, and system packages."""
+    """Return image and requirements as for SSH hosts, plus system packages."""
     image, requirements = ssh.needs(request, shape, say)
     if not image.apt:
         return image, requirements
@@ -106,43 +115,60 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
 
 
 def install_system_packages(names: Sequence[str]) -> str:
-    """sh that installs them, on a machine whose user may use sudo."""
-    install = f"sudo -n env DEBIAN_FRONTEND=noninteractive apt-get {_APT} -y install {' '.join(map(quote, names))}"
+    """Return sh that installs packages on a machine whose user may use sudo."""
+    install = (
+        f"sudo -n env DEBIAN_FRONTEND=noninteractive apt-get {_APT} -y install "
+        f"{' '.join(map(quote, names))}"
+    )
     return f"sudo -n apt-get {_APT} update && {install}"
 
 
 def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
-    """Look for a pool of this name by its tags, whatever is kept here: of somebody with these credentials on another machine it is
-    said that it is there.
+    """Look for a pool with this name by its tags, independent of local records.
+
+    Reports a pool that was rented with these credentials from another machine.
 
     Raises:
-        CloudError: it was rented from this machine, by a notebook of which nothing is known here any more.
+        CloudError: it was rented from this machine, by a notebook that left no record here.
     """
     filters = tags.filters(owner=label.owner, pool=label.pool)
-    for region in dict.fromkeys(one.region for one in survey.offers):
+    for region in dict.fromkeys(offer.region for offer in survey.offers):
         jobs: dict[str, set[str]] = {}
-        for one in sweep.instances(survey.clients, region, filters, sweep.LISTED_STATES):
-            jobs.setdefault(tags.tag(one, tags.CLIENT), set()).add(tags.tag(one, tags.JOB))
-        for client, theirs in jobs.items():
-            listed = f"pool {label.pool!r} is in {region} already ({', '.join(sorted(theirs))}, rented by {client})"
+        for instance in sweep.instances(survey.clients, region, filters, sweep.LISTED_STATES):
+            jobs.setdefault(tags.tag(instance, tags.CLIENT), set()).add(
+                tags.tag(instance, tags.JOB)
+            )
+        for client, job_ids in jobs.items():
+            listed = (
+                f"pool {label.pool!r} is in {region} already "
+                f"({', '.join(sorted(job_ids))}, rented by {client})"
+            )
             if client != label.client:
                 say(listed)
                 continue
             raise CloudError(
-                "in_use", "", f"{listed}, and its key is no longer here, so it cannot be attached",
-                f"%sky_down {min(theirs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
-            )  # fmt: skip
+                "in_use",
+                "",
+                f"{listed}, and its key is no longer here, so it cannot be attached",
+                f"%sky_down {min(job_ids)} --provider aws ends it; "
+                "or give the new one another name (%sky_pool NAME …)",
+            )
 
 
 def bounds(request: PoolRequest) -> WatchdogBounds:
-    """When the machines of a pool end by themselves."""
+    """Return the limits after which the machines of a pool end themselves."""
     return WatchdogBounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
 
 
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
-    """Raise RequestError where a machine has not what its type has: GPUs that its driver does not find, above all."""
-    here = [replace(one.facts.inventory(requirements.minor), hostname=one.name) for one in machines]
-    plan_over(plan.request, here, "aws")
+    """Raise RequestError if a machine lacks what its type has, above all GPUs unknown to its
+    driver.
+    """
+    inventories = [
+        replace(machine.facts.inventory(requirements.minor), hostname=machine.name)
+        for machine in machines
+    ]
+    plan_over(plan.request, inventories, "aws")
 
 
 def _label(survey: RentedSurvey, job: str, limits: WatchdogBounds) -> Label:

@@ -1,4 +1,4 @@
-"""What planning has found for a pool, what acquiring has made of it, and what leads another notebook to its machines."""
+"""Rented machines: results of planning and acquiring, and access for another notebook."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from skymagic.ssh.host import HostConnection
 
 @dataclass(frozen=True)
 class RentedAccess:
-    """What leads to one machine.
+    """Access to one machine.
 
     Attributes:
-        agent: to its agent. endpoint: to its sshd, by the keys of the pool.
-        label: the tags of all that was made for the pool.
-        offer: what was taken.
+        agent: access to its agent.
+        endpoint: access to its sshd, with the keys of the pool.
+        label: tags of everything created for the pool.
+        offer: the offer that was accepted.
     """
 
     agent: ssh.HostAccess
@@ -46,38 +47,38 @@ class RentedAccess:
 
     @property
     def secret(self) -> str:
-        """Secret by which the machine's daemon knows its notebooks."""
+        """Secret that the machine's daemon expects from its notebooks."""
         return self.agent.secret
 
 
 def nodes_of(
     machines: Sequence[ssh.Machine], offer: MachineOffer, lease: Lease, numbers: Sequence[int] = ()
 ) -> list[Node]:
-    """The machines as their pool sees them, each with what leads another notebook to it.
+    """Return the machines as nodes of their pool, each with access for another notebook.
 
     Args:
-        numbers: theirs in the pool; in their order from 0 on unless given.
+        numbers: indexes of the nodes in the pool; 0, 1, … by default.
     """
-    made = [
-        one.node(index, f"{lease.label.job}-{index}")
-        for index, one in zip(numbers or range(len(machines)), machines, strict=True)
+    nodes = [
+        machine.node(index, f"{lease.label.job}-{index}")
+        for index, machine in zip(numbers or range(len(machines)), machines, strict=True)
     ]
     return [
         replace(
             node,
             access=RentedAccess(
-                node.access, one.endpoint, offer.region, one.name, lease.label, offer
+                node.access, machine.endpoint, offer.region, machine.name, lease.label, offer
             ),
-            alive=partial(lease.alive, offer.region, one.name),
+            alive=partial(lease.alive, offer.region, machine.name),
         )
-        for node, one in zip(made, machines, strict=True)
+        for node, machine in zip(nodes, machines, strict=True)
     ]
 
 
 def taken_up(
     accesses: Sequence[RentedAccess], lease: Lease
 ) -> tuple[list[ssh.Machine], list[Node]]:
-    """Machines that run already, as the provider and as a pool see them; nothing is connected to yet."""
+    """Return running machines and their nodes. Connects to nothing yet."""
     machines = [
         ssh.Machine(
             one.endpoint,
@@ -88,28 +89,35 @@ def taken_up(
         )
         for one in accesses
     ]
-    made = [one.node(index, accesses[index].agent.daemon) for index, one in enumerate(machines)]
+    nodes = [one.node(index, accesses[index].agent.daemon) for index, one in enumerate(machines)]
     return machines, [
         replace(node, access=one, alive=partial(lease.alive, one.region, one.instance))
-        for node, one in zip(made, accesses, strict=True)
+        for node, one in zip(nodes, accesses, strict=True)
     ]
 
 
 def ended_instances(clients: AwsClients, accesses: Sequence[RentedAccess]) -> list[str]:
-    """The machines that run no more. Raises CloudError where EC2 does not say, or some are stopped."""
-    ids = [one.instance for one in accesses]
-    found = launch.describe(clients, accesses[0].region, ids)
-    states = {one: found[one]["State"]["Name"] if one in found else "terminated" for one in ids}
-    if any(
-        state in ("stopped", "stopping") for state in states.values()
-    ):  # somebody has stopped them in the console
-        words = f"its machines are stopped; %sky_down {accesses[0].label.pool} ends them"
-        raise CloudError("stopped", "", words, "start them in EC2's console")
-    return [one for one in ids if states[one] not in ("pending", "running")]
+    """Return the machines that no longer run.
+
+    Raises CloudError if EC2 does not answer, or some machines are stopped.
+    """
+    ids = [access.instance for access in accesses]
+    instances = launch.describe(clients, accesses[0].region, ids)
+    states = {
+        instance_id: instances[instance_id]["State"]["Name"]
+        if instance_id in instances
+        else "terminated"
+        for instance_id in ids
+    }
+    # they may have been stopped in EC2's console
+    if any(state in ("stopped", "stopping") for state in states.values()):
+        reason = f"its machines are stopped; %sky_down {accesses[0].label.pool} ends them"
+        raise CloudError("stopped", "", reason, "start them in EC2's console")
+    return [instance_id for instance_id in ids if states[instance_id] not in ("pending", "running")]
 
 
 def gone_error(ids: Sequence[str], of: int) -> CloudError:
-    """The error for machines that run no more."""
+    """Return the error for machines that no longer run."""
     if len(ids) == of:
         return CloudError("missing", "", "its machines are terminated")
     return CloudError(
@@ -119,25 +127,25 @@ def gone_error(ids: Sequence[str], of: int) -> CloudError:
 
 @dataclass
 class HeldMachines:
-    """What acquiring has made so far."""
+    """Resources acquired so far."""
 
     lease: Lease | None = None
     offer: MachineOffer | None = None
-    """What was taken."""
+    """The accepted offer."""
     keys: PoolKeys | None = None
     connections: list[HostConnection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
 
     @property
     def taken(self) -> tuple[Lease, MachineOffer]:
-        """The lease and the offer, once machines were rented."""
+        """The lease and the offer, once machines are rented."""
         assert self.lease is not None and self.offer is not None
         return self.lease, self.offer
 
 
 @dataclass(frozen=True)
 class RentedSurvey(Survey):
-    """Offers for a pool, in the order in which they are tried; owns what is rented for it."""
+    """Offers for a pool in the order of trial; owns everything rented for it."""
 
     clients: AwsClients
     offers: tuple[MachineOffer, ...]
@@ -145,7 +153,7 @@ class RentedSurvey(Survey):
     held: HeldMachines = field(default_factory=HeldMachines)
 
     def outcome(self) -> Plan:
-        """The plan with the machines that were had, and their price."""
+        """Return the plan with the machines actually rented and their price."""
         offer, nodes = self.held.offer, self.plan.topology.nodes
         if offer is None:
             return self.plan
@@ -160,7 +168,10 @@ class RentedSurvey(Survey):
         )
 
     def close(self) -> None:
-        """Close all connections, end the machines, and wait until EC2 says so; twice is safe."""
+        """Close all connections, end the machines, and wait until EC2 confirms it.
+
+        Twice is safe.
+        """
         held = self.held
         try:
             ssh.side_by_side(ssh.Machine.close, held.machines)

@@ -1,6 +1,7 @@
-"""Machines checked before the first cell, and others in the place of broken ones, once, and of lost ones, as capacity returns.
+"""Check machines before the first cell, and replace broken and lost ones.
 
-The check needs an interpreter and no packages, so that it runs while these are installed.
+Broken machines are replaced once; lost ones as soon as capacity returns. The check needs an
+interpreter but no packages, so it runs while these are installed.
 """
 
 from __future__ import annotations
@@ -27,31 +28,39 @@ from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
 
 RETRY_SECONDS = 60.0
-"""Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
+"""Seconds between two attempts to rent a machine while EC2 has none.
+
+Capacity returns within minutes or hours, and each attempt is a call to its API.
+"""
 RETURNING = (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)
-"""What may be otherwise a little later, and has rented nothing. After other errors a second launch might be one too many."""
+"""Errors that rented nothing and may disappear a little later.
+
+After other errors, repeating the launch might rent too many machines.
+"""
 LEAST_SECONDS = 600.0
-"""Of a pool's lifetime for which a machine is still rented."""
+"""Remaining lifetime of a pool below which no replacement is rented, in seconds."""
 
 
 def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say) -> None:
-    """The machines of a pool, ready; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
+    """Prepare the machines of a pool, and replace unusable ones once. Raises ProvisionError."""
     held, running = survey.held, list(instances)
     lease, offer = held.taken
-    machines, found = ready(survey, instances, say)
+    machines, findings = ready(survey, instances, say)
     held.machines += machines
-    if not found.broken:
+    if not findings.broken:
         return
-    if 0 in found.broken and _through_head(survey):
+    if 0 in findings.broken and _through_head(survey):
         raise ProvisionError(
-            f"{broken(found)}; the other machines are reached through it: start again"
+            f"{broken(findings)}; the other machines are reached through it: start again"
         )
-    agree_to_replace(survey, found)
-    others = lease.replace(offer, [running[index].id for index in found.broken])
-    news, _ = ready(survey, others, say, None if 0 in found.broken else held.machines[0].endpoint)
-    for index, one, new in zip(found.broken, others, news, strict=True):
+    agree_to_replace(survey, findings)
+    replacements = lease.replace(offer, [running[index].id for index in findings.broken])
+    news, _ = ready(
+        survey, replacements, say, None if 0 in findings.broken else held.machines[0].endpoint
+    )
+    for index, instance, new in zip(findings.broken, replacements, news, strict=True):
         held.machines[index].close()
-        held.machines[index], running[index] = new, one
+        held.machines[index], running[index] = new, instance
     again = check_machines(survey, held.machines, running, say)
     print_findings(again)
     if again.broken:
@@ -64,42 +73,41 @@ def ready(
     say: Say,
     head: Endpoint | None = None,
 ) -> tuple[list[ssh.Machine], Findings]:
-    """Machines that run, reached, set up side by side, and checked meanwhile.
+    """Connect to running machines, set them up in parallel, and check them meanwhile.
 
     Args:
-        head: leads to the pool's first machine; None where it is the first of these.
+        head: endpoint of the pool's first machine; None if it is the first of these.
     """
     held = survey.held
     assert held.keys is not None
     reached = reaching.endpoints(instances, held.keys, survey.plan.request.cloud, head)
     connections = reaching.connect(survey.clients, instances, reached, say)
-    held.connections += connections  # so that they are closed whatever follows
+    held.connections += connections  # so that they are closed even if the next steps fail
     facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
 
     def check_beside() -> Findings | None:
-        for one in machines:
-            one.runnable.wait()
+        for machine in machines:
+            machine.runnable.wait()
         return (
             check_machines(survey, machines, instances, say)
-            if all(one.runs for one in machines)
+            if all(machine.runs for machine in machines)
             else None
         )
 
     try:
-        _, found = ssh.side_by_side(
+        _, findings = ssh.side_by_side(
             lambda job: job(),
             [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside],
         )
-        if (
-            found is None or found.may_pass
-        ):  # what may have been the installation's own doing: again after it
-            found = check_machines(survey, machines, instances, say)
+        # findings that the installation itself may have caused are checked again after it
+        if findings is None or findings.may_pass:
+            findings = check_machines(survey, machines, instances, say)
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
         raise
-    print_findings(found)
-    return machines, found
+    print_findings(findings)
+    return machines, findings
 
 
 def check_machines(
@@ -108,40 +116,46 @@ def check_machines(
     instances: Sequence[RunningInstance],
     say: Say,
 ) -> Findings:
-    """Check machines, in the order of their instances; they need not have met."""
+    """Check machines in the order of their instances. They need no process group."""
     _, offer = survey.held.taken
     nodes = [
-        replace(machine.node(index, ""), address=one.private)
-        for index, (machine, one) in enumerate(zip(machines, instances, strict=True))
+        replace(machine.node(index, ""), address=instance.private)
+        for index, (machine, instance) in enumerate(zip(machines, instances, strict=True))
     ]
     return checking.check(nodes, expected=offer.gpus, say=say)
 
 
 def print_findings(found: Findings) -> None:
-    """Say what is worth knowing of machines, on the thread of a cell."""
-    for one in found.verdicts:
-        print_note(
-            f"[{found.nodes[one.node].name}: {one.words}]"
-        )  # it stays when the start's own display has ended
+    """Print noteworthy findings, on the thread of a cell."""
+    for verdict in found.verdicts:
+        # a note remains visible after the start's own display has ended
+        print_note(f"[{found.nodes[verdict.node].name}: {verdict.words}]")
 
 
 def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
-    """Go on to replace the machines that are broken, or end the start. Raises ProvisionError where nobody agrees."""
+    """Ask for permission to replace the broken machines. Raises ProvisionError without it."""
     _, offer = survey.held.taken
-    words, many = broken(found), len(found.broken)
+    description, many = broken(found), len(found.broken)
     cost = (
         "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
     )
-    place = f"in {agreeing(many, 'its', 'their')} place"
-    others = f"{many} × {offer.instance_type} {place} {cost}, once {agreeing(many, 'it is', 'they are')} ended"
-    if not (survey.plan.request.yes or confirmed(f"{words}: {others}")):
-        raise ProvisionError(f"{words}; nothing else was rented {place}: add -y, or start again")
+    instead = f"in {agreeing(many, 'its', 'their')} place"
+    replacements = (
+        f"{many} × {offer.instance_type} {instead} {cost}, "
+        f"once {agreeing(many, 'it is', 'they are')} ended"
+    )
+    if not (survey.plan.request.yes or confirmed(f"{description}: {replacements}")):
+        raise ProvisionError(
+            f"{description}; nothing else was rented {instead}: add -y, or start again"
+        )
 
 
 def broken(found: Findings) -> str:
-    """The machines that cannot be worked with, each with the reason."""
+    """Describe the unusable machines, each with the reason."""
     return "; ".join(
-        f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken
+        f"{found.nodes[verdict.node].name}: {verdict.words}"
+        for verdict in found.verdicts
+        if verdict.broken
     )
 
 
@@ -152,29 +166,32 @@ def lost_replaced(
     say: Say,
     stop: threading.Event,
 ) -> Mapping[int, Node]:
-    """Others in the place of machines that are gone, of the same offer, as soon as EC2 has them (`provider.Replaceable`)."""
+    """Replace lost machines from the same offer as soon as EC2 has capacity.
+
+    See `provider.Replaceable`.
+    """
     held = survey.held
     lease, offer = held.taken
     if 0 in lost and _through_head(survey):
         raise ProvisionError("the other machines are reached through the first one, which is gone")
     held.keys = held.keys or boot.kept_keys(lease.label.job)
-    gone = [held.machines[index].name for index in lost]
+    lost_ids = [held.machines[index].name for index in lost]
     head = None if 0 in lost else held.machines[0].endpoint
-    while (instances := _rented(survey, gone, limits, say, stop)) is not None:
-        ids = [one.id for one in instances]
+    while (instances := _rented(survey, lost_ids, limits, say, stop)) is not None:
+        ids = [instance.id for instance in instances]
         try:
-            new, found = ready(survey, instances, say, head)
+            new, findings = ready(survey, instances, say, head)
             nodes = rented.nodes_of(new, offer, lease, lost)
         except BaseException:
             lease.end(offer.region, ids)
             raise
-        if not found.broken:
-            for index, one in zip(lost, new, strict=True):
+        if not findings.broken:
+            for index, machine in zip(lost, new, strict=True):
                 held.machines[index].close()
-                held.machines[index] = one
+                held.machines[index] = machine
             return dict(zip(lost, nodes, strict=True))
-        say(broken(found))
-        gone = ids
+        say(broken(findings))
+        lost_ids = ids
     return {}
 
 
@@ -185,15 +202,15 @@ def _rented(
     say: Say,
     stop: threading.Event,
 ) -> list[RunningInstance] | None:
-    """Machines that run, as soon as there are some; None once nobody wants them any more."""
+    """Return replacements as soon as they run, or None once they are no longer needed."""
     lease, offer = survey.held.taken
     settings = survey.plan.request.cloud
     assert survey.held.keys is not None
     while not stop.is_set():
-        left = lease.label.ends - time.time()
-        if left < LEAST_SECONDS:
+        remaining = lease.label.ends - time.time()
+        if remaining < LEAST_SECONDS:
             raise ProvisionError("the pool's lifetime is nearly over (--max-lifetime)")
-        bounds = replace(limits, lifetime=left)  # it ends with the others
+        bounds = replace(limits, lifetime=remaining)  # it ends with the others
         lease.user_data = boot.cloud_config(
             survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds
         )
@@ -205,14 +222,15 @@ def _rented(
             spot = offer.spot and problem.kind == ErrorKind.CAPACITY
             hint = "; %sky_pool without --spot rents them on demand" if spot else ""
             say(
-                f"no replacement for {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}"
+                f"no replacement for {', '.join(gone)} yet ({problem.reason}); "
+                f"asking again every minute{hint}"
             )
         stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)
     return None
 
 
 def _through_head(survey: RentedSurvey) -> bool:
-    """Whether other machines are reached through the first one."""
+    """Return True if other machines are reached through the first one."""
     _, offer = survey.held.taken
     return (
         offer.cards > 1

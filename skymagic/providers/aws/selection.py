@@ -1,4 +1,4 @@
-"""Which types serve a request, which offers that makes, and in what order; pure."""
+"""Machine types that serve a request, the resulting offers, and their order. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ class MachineOffer:
     """Machines of one type in one zone, on demand or spot.
 
     Attributes:
-        price: dollars per hour of one machine; None where nobody told it.
-        priced: where the price is from: ``"spot history"``, ``"price list"``, or ``""``.
-        gpu: canonical name of its GPUs; None without. gpus: how many. gpu_memory: GB of one of them.
-        vcpus: virtual CPUs. memory: GB.
-        network: Gbit/s of the whole machine, 0 where unknown. cards: network cards; with several it takes no public address.
+        price: dollars per hour for one machine; None if unknown.
+        priced: source of the price: ``"spot history"``, ``"price list"``, or ``""``.
+        gpu: canonical name of its GPUs; None without GPUs.
+        gpus: number of GPUs.
+        gpu_memory: GB per GPU.
+        vcpus: virtual CPUs.
+        memory: GB.
+        network: Gbit/s of the whole machine; 0 if unknown.
+        cards: number of network cards; with several it takes no public address.
         architecture: ``"x86_64"`` or ``"arm64"``.
     """
 
@@ -46,41 +50,50 @@ class MachineOffer:
 
 
 ARCHITECTURE = "x86_64"
-"""The architecture of most notebooks, whose packages the nodes get."""
+"""Architecture of most notebooks, whose packages are installed on the nodes."""
 LEAST_CPUS, LEAST_MEMORY = 2, 8.0
-"""What a machine without GPUs has at least where nothing is said: Python, torch and a little data have room."""
+"""Minimum CPUs and GB of a machine without GPUs by default: room for Python, torch and a little
+data.
+"""
 MOST_TYPES = 40
-"""So many of the smallest types without GPUs are compared by price."""
-_ROUNDING = 0.01  # of memory, as a share: 1152 GB may be told as 1152.0 or 1151.9
+"""Number of the smallest types without GPUs that are compared by price."""
+_ROUNDING = 0.01  # relative, for memory: 1152 GB may be reported as 1152.0 or 1151.9
 
 
 BEFORE_OPEN = ("K80", "M60", "P4", "P40", "P100", "V100", "V100-32GB")
-"""GPUs that NVIDIA's open kernel module does not serve (Kepler to Volta): the image's driver has that module alone."""
+"""GPUs that NVIDIA's open kernel module does not support (Kepler to Volta).
+
+The image's driver only has that module.
+"""
 
 
 def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
-    """The types that serve a request, best known first; none where nothing does.
+    """Return the types that serve a request, in a suitable order; an empty list if none does.
 
-    With GPUs: those with exactly so many, or where there is none the smallest number that is larger. Without: this
-    generation's machines for general use, the smallest first, never one whose processor is held back after a while (burstable, flex).
+    With GPUs: types with exactly that many, or else the smallest larger number. Without: this
+    generation's general-purpose machines, the smallest first, but never types whose CPU is
+    throttled after a while (burstable, flex).
     """
-    usable = [one for one in types if _had(request, one) and _enough(request, one)]
+    usable = [spec for spec in types if _had(request, spec) and _enough(request, spec)]
     if request.accelerator is None:
-        plain = [one for one in usable if not one.gpus and one.general]
-        # x and u7 have the most memory, and a price to match: only where nothing else has as much
-        common = [one for one in plain if re.match(r"[cmr]\d", one.name)]
-        large = [one for one in plain if re.match(r"x\d|u7", one.name)]
+        plain = [spec for spec in usable if not spec.gpus and spec.general]
+        # x and u7 have the most memory at a high price: only if no other type has as much
+        common = [spec for spec in plain if re.match(r"[cmr]\d", spec.name)]
+        large = [spec for spec in plain if re.match(r"x\d|u7", spec.name)]
         return sorted(
             common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name)
         )[:MOST_TYPES]
     name, count = request.accelerator.name, request.accelerator.count
-    having = [one for one in usable if one.gpu and one.gpus >= count and _is(name, one.gpu)]
-    fewest = min((one.gpus for one in having), default=0)
-    return sorted((one for one in having if one.gpus == fewest), key=lambda one: one.name)
+    having = [spec for spec in usable if spec.gpu and spec.gpus >= count and _is(name, spec.gpu)]
+    fewest = min((spec.gpus for spec in having), default=0)
+    return sorted((spec for spec in having if spec.gpus == fewest), key=lambda one: one.name)
 
 
 def _is(asked: str, gpu: str) -> bool:
-    """Whether a GPU is what was asked for; one that only EC2 has a name for is nothing that can be asked for."""
+    """Return True if a GPU is the requested one.
+
+    A GPU that only EC2 has a name for cannot be requested.
+    """
     return asked == gpu or matches(asked, gpu)
 
 
@@ -101,7 +114,7 @@ def _enough(request: PoolRequest, one: InstanceType) -> bool:
 
 
 def serves(asked: AtLeast | None, has: float) -> bool:
-    """Whether an amount is what was asked for: exactly, or at least."""
+    """Return True if an amount meets the request: exactly, or at least."""
     if asked is None:
         return True
     return (
@@ -112,16 +125,16 @@ def serves(asked: AtLeast | None, has: float) -> bool:
 
 
 def offers_of(request: PoolRequest, there: Catalogue, prices: Prices) -> list[MachineOffer]:
-    """An offer for each type that serves a request, in each zone that has it."""
+    """Return an offer for each type that serves the request, in each zone that has it."""
     return [
-        offer(there.region, zone, one, request.spot, prices)
-        for one in wanted(request, there.types.values())
-        for zone in there.zones_of(one.name)
+        offer(there.region, zone, instance_type, request.spot, prices)
+        for instance_type in wanted(request, there.types.values())
+        for zone in there.zones_of(instance_type.name)
     ]
 
 
 def offer(region: str, zone: str, one: InstanceType, spot: bool, prices: Prices) -> MachineOffer:
-    """Machines of a type in a zone."""
+    """Return the offer for a type in a zone."""
     price, priced = prices.price(one.name, zone, spot)
     same = [
         "gpu",
@@ -139,27 +152,36 @@ def offer(region: str, zone: str, one: InstanceType, spot: bool, prices: Prices)
 
 
 def by_price(found: Iterable[MachineOffer], regions: Sequence[str] = ()) -> list[MachineOffer]:
-    """The cheapest first, those without a price last; at one price the faster network, then the regions as they were named."""
-    place = {region: index for index, region in enumerate(regions)}
+    """Sort offers by price, those without a price last.
+
+    At equal prices the faster network comes first, then the order of the regions.
+    """
+    ranks = {region: index for index, region in enumerate(regions)}
 
     def key(one: MachineOffer) -> tuple[object, ...]:
         unknown = one.price is None
-        # without prices the smaller machine is the cheaper one, as a rule
+        # without prices, assume that the smaller machine is cheaper
         return (
-            unknown, one.price or 0.0, (one.gpus, one.vcpus, one.memory) if unknown else (0, 0, 0.0), -one.network,
-            place.get(one.region, len(place)), one.region, one.instance_type, one.zone,
-        )  # fmt: skip
+            unknown,
+            one.price or 0.0,
+            (one.gpus, one.vcpus, one.memory) if unknown else (0, 0, 0.0),
+            -one.network,
+            ranks.get(one.region, len(ranks)),
+            one.region,
+            one.instance_type,
+            one.zone,
+        )
 
     return sorted(found, key=key)
 
 
 def per_hour(one: MachineOffer, nodes: int) -> float | None:
-    """Dollars per hour of a pool of so many machines; None where the price is not known."""
+    """Return the price of a pool of `nodes` machines in dollars per hour; None if unknown."""
     return None if one.price is None else one.price * nodes
 
 
 def check_served(request: PoolRequest) -> None:
-    """Raise RequestError for accelerators that no type serves, whatever a region has."""
+    """Raise RequestError for accelerators that no type serves in any region."""
     if request.accelerator is None:
         return
     device = kind(request.accelerator.name)
@@ -167,58 +189,72 @@ def check_served(request: PoolRequest) -> None:
         raise RequestError(f"{device.name} is not supported on EC2: {NOT_CUDA}")
     if device.name in BEFORE_OPEN and not request.cloud.image_id:
         raise RequestError(
-            f"{device.name} does not work with the image for GPUs on EC2: its driver has NVIDIA's open kernel module, which serves Turing and "
-            "later (T4, A10G, L4, A100, …). Take one of those, or your own image with the proprietary module: "
+            f"{device.name} does not work with the image for GPUs on EC2: "
+            "its driver has NVIDIA's open kernel module, which serves Turing and "
+            "later (T4, A10G, L4, A100, …). "
+            "Take one of those, or your own image with the proprietary module: "
             "%config SkyMagic.aws = {'image_id': 'ami-…'}"
         )
     if device.name in ("T4G", "GH200", "GB200", "GB300"):
         raise RequestError(
-            f"{device.name} comes with ARM processors on EC2, and nodes are {ARCHITECTURE} as most notebooks: T4 or L4 instead"
+            f"{device.name} comes with ARM processors on EC2, "
+            f"and nodes are {ARCHITECTURE} as most notebooks: T4 or L4 instead"
         )
 
 
 def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
-    """Why no type in any of these regions serves a request, with what comes near."""
+    """Explain why no type in these regions serves the request, and suggest what comes close."""
     regions = " or ".join(there)
     types = [
-        one
+        instance_type
         for catalogue in there.values()
-        for one in catalogue.types.values()
-        if _had(request, one)
+        for instance_type in catalogue.types.values()
+        if _had(request, instance_type)
     ]
     how = " on spot" if request.spot else ""
     gpu = request.accelerator
     if gpu is None:
-        asked = " and ".join(_amounts(request))
-        exactly = any(one is not None and not one.or_more for one in (request.cpus, request.memory))
+        amounts = " and ".join(_amounts(request))
+        exactly = any(
+            amount is not None and not amount.or_more for amount in (request.cpus, request.memory)
+        )
         exact = "; write 8+ for at least 8" if exactly else ""
-        return [f"no type of machine in {regions} has {asked}{how}{exact}"]
-    same = sorted({one.gpus for one in types if one.gpu and _is(gpu.name, one.gpu)})
+        return [f"no type of machine in {regions} has {amounts}{how}{exact}"]
+    same = sorted(
+        {
+            instance_type.gpus
+            for instance_type in types
+            if instance_type.gpu and _is(gpu.name, instance_type.gpu)
+        }
+    )
     if not same:
-        names = sorted({one.gpu for one in types if one.gpu})
+        names = sorted({instance_type.gpu for instance_type in types if instance_type.gpu})
         nearest = did_you_mean(gpu.name, names) or f"; available: {', '.join(names) or 'none'}"
         return [f"no machine in {regions} has {gpu.name}{how}{nearest}"]
     if same[-1] < gpu.count:
         counts = ", ".join(map(str, same))
         return [
-            f"no machine in {regions} has {gpu.count} × {gpu.name}{how}: they have {counts}; take more nodes of fewer GPUs"
+            f"no machine in {regions} has {gpu.count} × {gpu.name}{how}: "
+            f"they have {counts}; take more nodes of fewer GPUs"
         ]
     has = sorted(
         {
-            (one.vcpus, one.memory, one.name)
-            for one in types
-            if one.gpu and _is(gpu.name, one.gpu) and one.gpus >= gpu.count
+            (instance_type.vcpus, instance_type.memory, instance_type.name)
+            for instance_type in types
+            if instance_type.gpu
+            and _is(gpu.name, instance_type.gpu)
+            and instance_type.gpus >= gpu.count
         }
     )
-    words = "; ".join(
+    examples = "; ".join(
         f"{name} has {vcpus} CPUs and {memory:.12g} GB" for vcpus, memory, name in has[:4]
     )
     return [
-        f"no machine in {regions} has {gpu} and {' and '.join(_amounts(request))}{how}: {words}"
+        f"no machine in {regions} has {gpu} and {' and '.join(_amounts(request))}{how}: {examples}"
     ]
 
 
 def _amounts(request: PoolRequest) -> Iterator[str]:
-    for asked, unit in ((request.cpus, "CPUs"), (request.memory, "GB")):
-        if asked is not None:
-            yield f"{'at least' if asked.or_more else 'exactly'} {asked.amount:.12g} {unit}"
+    for amount, unit in ((request.cpus, "CPUs"), (request.memory, "GB")):
+        if amount is not None:
+            yield f"{'at least' if amount.or_more else 'exactly'} {amount.amount:.12g} {unit}"

@@ -1,6 +1,7 @@
-"""What skymagic has rented, found by its tags alone, listed by pool, and given back: of one pool, or of one user in all regions.
+"""Find rented resources by their tags alone, list them by pool, and release them.
 
-Nothing that is kept here is needed, and no machine is asked.
+Covers one pool, or all of a user's pools in all regions. Needs no local records and contacts no
+machine.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.wire.threads import run_all
 
 POLL_SECONDS = 2.0
-TERMINATE_SECONDS = 900.0  # how long EC2 may take from a terminate to "terminated": minutes for machines with many GPUs
+# from the terminate call to "terminated": minutes for machines with many GPUs
+TERMINATE_SECONDS = 900.0
 SETTLE_SECONDS = 60.0
-"""How long one looks for what a launch may have made whose answer was lost: what EC2 tells is late by seconds."""
+"""Seconds to search for machines of a launch whose answer was lost.
+
+EC2's listings lag by seconds.
+"""
 ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 REGION_THREADS = 8
 
@@ -29,14 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RegionInventory:
-    """What is there in a region: ids, with each instance's pool."""
+    """Inventory of a region: resource IDs, and instances grouped by pool."""
 
     region: str
     instances: dict[str, str] = field(default_factory=dict)
-    """Id → job; those that are not terminated."""
+    """Job ID by instance ID, for instances that are not terminated."""
     groups: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
-    """Allocation ids of Elastic IPs."""
+    """Allocation IDs of Elastic IPs."""
     placements: tuple[str, ...] = ()
     """Names of placement groups."""
 
@@ -47,47 +52,56 @@ class RegionInventory:
 def instances(
     clients: AwsClients, region: str, filters: Filters, states: Sequence[str] = ALIVE
 ) -> list[dict[str, Any]]:
-    """The instances with these tags, as EC2 tells of them; those that are terminated are left out. Raises CloudError."""
-    wanted = [*filters, {"Name": "instance-state-name", "Values": list(states)}]
-    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
-    return [each for one in reservations for each in one["Instances"]]
+    """Return EC2's descriptions of the instances with these tags, except terminated ones.
+
+    Raises CloudError.
+    """
+    query = [*filters, {"Name": "instance-state-name", "Values": list(states)}]
+    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=query)
+    return [instance for reservation in reservations for instance in reservation["Instances"]]
 
 
 def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInventory:
-    """What there is with these tags. Raises CloudError."""
-    found = instances(clients, region, filters)
+    """Return all resources with these tags. Raises CloudError."""
+    running = instances(clients, region, filters)
     groups = clients.pages(
         "ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters)
     )
     addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
     return RegionInventory(
         region,
-        {each["InstanceId"]: tags.tag(each, tags.JOB) for each in found},
-        tuple(each["GroupId"] for each in groups),
-        tuple(each["AllocationId"] for each in addresses),
+        {instance["InstanceId"]: tags.tag(instance, tags.JOB) for instance in running},
+        tuple(group["GroupId"] for group in groups),
+        tuple(address["AllocationId"] for address in addresses),
         _placements(clients, region, filters),
     )
 
 
 def _placements(clients: AwsClients, region: str, filters: Filters) -> tuple[str, ...]:
-    """Names of placement groups; none where they may not be seen, for then none can be made either."""
+    """Return the names of placement groups.
+
+    Empty if they may not be listed, since then none can be created either.
+    """
     try:
-        found = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))[
+        groups = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))[
             "PlacementGroups"
         ]
     except CloudError as problem:
         if problem.kind == "permission":
             return ()
         raise
-    return tuple(each["GroupName"] for each in found if each.get("State") != "deleted")
+    return tuple(group["GroupName"] for group in groups if group.get("State") != "deleted")
 
 
 class Release:
-    """Gives back what has certain tags in a region; whatever fails, the rest is done, and what is left is named.
+    """Releases the resources with certain tags in a region.
+
+    Continues after failures, and reports what remains.
 
     Args:
-        known: instances that are there although EC2 may not show them yet.
-        uncertain: whether a launch may have made more than is known: then it is looked for a while.
+        known: instances that exist although EC2 may not list them yet.
+        uncertain: True if a launch may have started more machines than are known; then they are
+            searched for a while.
     """
 
     def __init__(
@@ -101,24 +115,28 @@ class Release:
         self.clients, self.region, self.filters = clients, region, filters
         self.known, self.uncertain = set(known), uncertain
         self.problems: list[str] = []
-        self._asked: set[str] = set()  # whose end EC2 has agreed to
+        self._asked: set[str] = set()  # instances whose termination EC2 has accepted
         self._refused: set[str] = set()
 
     def run(self) -> list[str]:
-        """Do it, and wait until EC2 says "terminated"; what could not be given back, and why."""
-        begun, factor = time.monotonic(), self.clients.deadline_factor
-        settled, end = begun + SETTLE_SECONDS * factor, begun + TERMINATE_SECONDS * factor
-        while (left := self._alive()) is not None:
-            self.terminate({*left, *self.known})
-            left -= self._refused
+        """Release everything and wait until EC2 reports "terminated".
+
+        Returns descriptions of what could not be released, with reasons.
+        """
+        started, factor = time.monotonic(), self.clients.deadline_factor
+        settled, end = started + SETTLE_SECONDS * factor, started + TERMINATE_SECONDS * factor
+        while (remaining := self._alive()) is not None:
+            self.terminate({*remaining, *self.known})
+            remaining -= self._refused
             now = time.monotonic()
-            # one that is known and that nobody shows is too new, or was gone long ago
+            # a known instance that EC2 does not list is too new, or ended long ago
             unseen = self.uncertain or self.known - self._asked - self._refused
-            if not left and not (unseen and now < settled):
+            if not remaining and not (unseen and now < settled):
                 break
             if now >= end:
                 self.problems += [
-                    f"instance {each} in {self.region}: not terminated yet" for each in sorted(left)
+                    f"instance {instance_id} in {self.region}: not terminated yet"
+                    for instance_id in sorted(remaining)
                 ]
                 break
             time.sleep(POLL_SECONDS * factor)
@@ -128,23 +146,30 @@ class Release:
         return self.problems
 
     def terminate(self, ids: Collection[str]) -> None:
-        """Ask EC2 to end these instances, one by one: a call that names one unknown to it does nothing to the others."""
-        for each in sorted(set(ids) - self._asked - self._refused):
+        """Ask EC2 to end these instances one by one.
+
+        A call that names one unknown instance would not end the others either.
+        """
+        for instance_id in sorted(set(ids) - self._asked - self._refused):
             try:
-                self.clients.call("ec2", self.region, "TerminateInstances", InstanceIds=[each])
-                self._asked.add(each)
+                self.clients.call(
+                    "ec2", self.region, "TerminateInstances", InstanceIds=[instance_id]
+                )
+                self._asked.add(instance_id)
             except CloudError as problem:
-                if (
-                    problem.kind != "missing"
-                ):  # right after its launch not all of EC2 knows an instance
-                    self._refused.add(each)
-                    self.problems.append(f"instance {each} in {self.region}: {problem.reason}")
+                # right after a launch, parts of EC2 do not know the instance yet
+                if problem.kind != "missing":
+                    self._refused.add(instance_id)
+                    self.problems.append(
+                        f"instance {instance_id} in {self.region}: {problem.reason}"
+                    )
 
     def _alive(self) -> set[str] | None:
-        """What EC2 shows and does not call terminated; None where it does not say."""
+        """Return the listed instances that are not terminated, or None without an answer."""
         try:
             return {
-                each["InstanceId"] for each in instances(self.clients, self.region, self.filters)
+                instance["InstanceId"]
+                for instance in instances(self.clients, self.region, self.filters)
             }
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
@@ -154,56 +179,60 @@ class Release:
             return None
 
     def _rest(self) -> None:
-        """What the machines have used."""
+        """Release the resources that the machines used."""
         try:
-            found = inventory(self.clients, self.region, self.filters)
+            leftovers = inventory(self.clients, self.region, self.filters)
         except CloudError as problem:
             self.problems.append(f"{self.region}: could not list what is there: {problem.reason}")
             return
         self._each(
-            "address", found.addresses, partial(self._delete, "ReleaseAddress", "AllocationId")
+            "address", leftovers.addresses, partial(self._delete, "ReleaseAddress", "AllocationId")
         )
         self._each(
-            "security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId")
+            "security group",
+            leftovers.groups,
+            partial(self._delete, "DeleteSecurityGroup", "GroupId"),
         )
         self._each(
             "placement group",
-            found.placements,
+            leftovers.placements,
             partial(self._delete, "DeletePlacementGroup", "GroupName"),
         )
 
     def _each(self, what: str, ids: Iterable[str], release: Callable[[str], object]) -> None:
-        for each in sorted(ids):
+        for resource_id in sorted(ids):
             try:
-                release(each)
+                release(resource_id)
             except CloudError as problem:
                 if problem.kind != "missing":
-                    self.problems.append(f"{what} {each} in {self.region}: {problem.reason}")
+                    self.problems.append(f"{what} {resource_id} in {self.region}: {problem.reason}")
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
         self.clients.until_settled(
             lambda: self.clients.call("ec2", self.region, operation, **{parameter: named}),
-            # with machines in it that could not be ended there is nothing to wait for
+            # if machines could not be ended, there is no point in waiting for their network
             0.0 if self.problems else SETTLE_SECONDS,
-            lambda problem: (
-                problem.kind == "in_use"
-            ),  # the network cards of a terminated machine go a little later
+            # the network cards of a terminated machine disappear a little later
+            lambda problem: problem.kind == "in_use",
         )
 
 
 def owner_of(clients: AwsClients) -> str:
-    """The owner that these credentials stand for. Raises CloudError."""
+    """Return the owner that these credentials represent. Raises CloudError."""
     answer = clients.call("sts", clients.region or DEFAULT_REGION, "GetCallerIdentity")
     return tags.owner(answer["Arn"])
 
 
 def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
-    """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
-    mine = tags.filters(owner=owner_of(clients))
-    found, unseen = in_regions(
-        catalogue.used_regions(clients), lambda name: inventory(clients, name, mine)
+    """Return the caller's rented resources in all regions, and why some regions did not answer.
+
+    Raises CloudError if no region answers.
+    """
+    own_tags = tags.filters(owner=owner_of(clients))
+    inventories, unseen = in_regions(
+        catalogue.used_regions(clients), lambda name: inventory(clients, name, own_tags)
     )
-    return [each for each in found.values() if each], [
+    return [region_inventory for region_inventory in inventories.values() if region_inventory], [
         f"{name}: {why}" for name, why in unseen.items()
     ]
 
@@ -211,22 +240,29 @@ def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
 def in_regions(
     names: Sequence[str], ask: Callable[[str], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """(Region → what `ask` gives there, several at once; region → why it could not be asked)."""
-    found: dict[str, T] = {}
+    """Query regions, several at once.
+
+    Returns:
+        The answers of `ask` by region, and the reasons of failures by region.
+    """
+    answers: dict[str, T] = {}
     unseen: dict[str, str] = {}
-    # an account has some 17 regions: all at once would be throttled
+    # an account has about 17 regions; querying all at once would be throttled
     for begin in range(0, len(names), REGION_THREADS):
         some = names[begin : begin + REGION_THREADS]
         for name, outcome in zip(some, run_all([partial(ask, name) for name in some]), strict=True):
             if isinstance(outcome, BaseException):
                 unseen[name] = str(outcome)
             else:
-                found[name] = outcome
-    return found, unseen
+                answers[name] = outcome
+    return answers, unseen
 
 
 def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str]:
-    """Give back all of one pool in these regions, and its keys; what could not be."""
+    """Release one pool in these regions, and delete its keys.
+
+    Returns what could not be released.
+    """
     problems = _released([Release(clients, name, tags.filters(job=job)) for name in names])
     if not problems:
         ledger.end(job, exact=False)
@@ -235,24 +271,36 @@ def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str
 
 
 def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[str]:
-    """Give back all that the caller has rented, in all regions, whoever started it; what could not be. Raises CloudError."""
-    mine = tags.filters(owner=owner_of(clients))
-    found, problems = everything(clients)
-    for each in found:
-        jobs = ", ".join(sorted(set(each.instances.values())))
-        say(f"{each.region}: {len(each.instances)} instances{f' of {jobs}' if jobs else ''} …")
-    problems += _released([Release(clients, each.region, mine) for each in found])
+    """Release everything that the caller has rented, in all regions and from any machine.
+
+    Returns what could not be released. Raises CloudError.
+    """
+    own_tags = tags.filters(owner=owner_of(clients))
+    inventories, problems = everything(clients)
+    for region_inventory in inventories:
+        jobs = ", ".join(sorted(set(region_inventory.instances.values())))
+        say(
+            f"{region_inventory.region}: {len(region_inventory.instances)} instances"
+            f"{f' of {jobs}' if jobs else ''} …"
+        )
+    problems += _released(
+        [Release(clients, region_inventory.region, own_tags) for region_inventory in inventories]
+    )
     if not problems:
-        for job in {job for each in found for job in each.instances.values()} - {""}:
+        for job in {
+            job for region_inventory in inventories for job in region_inventory.instances.values()
+        } - {""}:
             ledger.end(job)
             boot.remove_keys(job)
     return problems
 
 
 def _released(releases: Sequence[Release]) -> list[str]:
-    """Carry them out side by side; what could not be given back."""
+    """Run releases in parallel and return what could not be released."""
     problems: list[str] = []
-    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
+    for release, outcome in zip(
+        releases, run_all([release.run for release in releases]), strict=True
+    ):
         problems += (
             [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
         )
@@ -260,16 +308,16 @@ def _released(releases: Sequence[Release]) -> list[str]:
 
 
 LISTED_STATES = [state for state in ALIVE if state != "shutting-down"]
-"""What is shutting down has been ended already, and costs nothing any more."""
+"""States of instances that are listed: one that is shutting down was ended and costs nothing."""
 
 
 @dataclass(frozen=True)
 class TaggedMachine:
-    """An instance.
+    """A rented instance.
 
     Attributes:
-        state: EC2's: ``pending``, ``running``, ``stopping``, ``stopped``.
-        launched: seconds since 1970 of its last start.
+        state: EC2's state: ``pending``, ``running``, ``stopping``, ``stopped``.
+        launched: time of its last start, in seconds since 1970.
     """
 
     id: str
@@ -280,9 +328,18 @@ class TaggedMachine:
 
     @property
     def gpus(self) -> str:
-        """GPUs of the machine, as in "8 × A100"; "-" without, and "" where the type is too new for the built-in list."""
-        known = catalogue.TYPES.get(self.type)
-        return "" if known is None else f"{known.gpus} × {known.gpu}" if known.gpu else "-"
+        """GPUs of the machine, as in "8 × A100".
+
+        "-" without GPUs, and "" if the type is too new for the built-in list.
+        """
+        machine_type = catalogue.TYPES.get(self.type)
+        return (
+            ""
+            if machine_type is None
+            else f"{machine_type.gpus} × {machine_type.gpu}"
+            if machine_type.gpu
+            else "-"
+        )
 
 
 @dataclass(frozen=True)
@@ -290,8 +347,8 @@ class TaggedPool:
     """A pool's machines in one region.
 
     Attributes:
-        client: who has rented it, and where: ``ann@laptop``.
-        ends: when its machines end themselves at the latest (`tags.ENDS`).
+        client: user and machine that rented them: ``ann@laptop``.
+        ends: latest possible end of the machines (`tags.ENDS`).
     """
 
     name: str
@@ -304,11 +361,11 @@ class TaggedPool:
 
 @dataclass(frozen=True)
 class Tagged:
-    """What EC2 has said.
+    """EC2's answer about pools.
 
     Attributes:
-        pools: by the time of their start, the oldest first.
-        unreached: region → why it could not be asked.
+        pools: pools by start time, the oldest first.
+        unreached: reason by region that did not answer.
     """
 
     pools: tuple[TaggedPool, ...]
@@ -316,17 +373,26 @@ class Tagged:
 
 
 def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
-    """The pools that the caller has rented, from whichever machine, in all regions: all of them, or those of a name or job id. Raises CloudError."""
-    mine = tags.filters(owner=owner_of(clients))
-    ask = partial(instances, clients, filters=mine, states=LISTED_STATES)
-    found, unreached = in_regions(catalogue.used_regions(clients), ask)
+    """Return the pools that the caller rented, from any machine and in all regions.
+
+    Args:
+        name: name or job ID to select pools; None for all.
+
+    Raises:
+        CloudError: the caller's identity or regions cannot be determined.
+    """
+    own_tags = tags.filters(owner=owner_of(clients))
+    ask = partial(instances, clients, filters=own_tags, states=LISTED_STATES)
+    instances_by_region, unreached = in_regions(catalogue.used_regions(clients), ask)
     jobs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for region, listed in found.items():
-        for one in listed:
-            jobs.setdefault((region, tags.tag(one, tags.JOB)), []).append(one)
+    for region, listed in instances_by_region.items():
+        for instance in listed:
+            jobs.setdefault((region, tags.tag(instance, tags.JOB)), []).append(instance)
     pools = [_pool(region, job, listed) for (region, job), listed in jobs.items()]
     pools.sort(key=lambda one: min(each.launched for each in one.machines))
-    return Tagged(tuple(one for one in pools if name in (None, one.name, one.job_id)), unreached)
+    return Tagged(
+        tuple(pool for pool in pools if name in (None, pool.name, pool.job_id)), unreached
+    )
 
 
 def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool:
@@ -346,17 +412,17 @@ def _machine(one: dict[str, Any]) -> TaggedMachine:
 
 
 def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
-    """The pool that is to end: of this name or job id, or the only one.
+    """Return the pool to end: the one with this name or job ID, or the only one.
 
     Raises:
-        RequestError: it is not clear which one is meant, or it is nowhere that could be asked.
-        CloudError: it was not found, and not all regions could be asked.
+        RequestError: the choice is ambiguous, or no region that answered has such a pool.
+        CloudError: it was not found, and not all regions answered.
     """
-    pools = {one.job_id: one for one in found.pools if name in (None, one.name, one.job_id)}
+    pools = {pool.job_id: pool for pool in found.pools if name in (None, pool.name, pool.job_id)}
     if len(pools) == 1:
         return next(iter(pools.values()))
     if pools:
-        listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools.values())
+        listed = ", ".join(f"{pool.job_id} ({pool.client})" for pool in pools.values())
         raise RequestError(
             f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}"
         )
@@ -364,5 +430,5 @@ def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
     if found.unreached:
         unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
         raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
-    there = ", ".join(one.name for one in found.pools)
-    raise RequestError(missing + (f"; available: {there}" if there else ""))
+    available = ", ".join(pool.name for pool in found.pools)
+    raise RequestError(missing + (f"; available: {available}" if available else ""))
