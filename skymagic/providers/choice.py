@@ -219,8 +219,9 @@ TABLE: dict[str, str] = {
 The entry-point group ``skymagic.providers`` adds third-party providers.
 """
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
-"""Providers that ``auto`` may choose, in this order, with functions that detect if they are
-set up.
+"""Providers that ``auto`` may choose, in this order.
+
+The values are functions that return True if the provider is set up here.
 """
 LISTING = ("slurm", "kubernetes", "ray")
 """Providers, other than those that rent, that can list the user's pools (`provider.Listable`)."""

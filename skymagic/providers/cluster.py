@@ -483,8 +483,9 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
     esac
 done
 """
-"""Script on each node: starts the daemons named on its pipe, and ends after the last one, or with
-the job.
+"""Script that runs on each node and holds it for the pool.
+
+Starts the daemons named on its pipe, and ends after the last one, or with the job.
 
 Signals reach all processes of a job. The holder outlives them, because the daemons it started end
 in their own time, and nothing in a step lives longer than the step's first process. A daemon that

@@ -67,7 +67,7 @@ ROLE = "docs/how-to/kubernetes.md has a Role with all of them"
 
 @cache
 def official() -> Any:
-    """Return the official client. Raises ProvisionError that explains how to install it."""
+    """Return the official client. Raises ProvisionError with the command that installs it."""
     try:
         import kubernetes
         import kubernetes.stream.ws_client
@@ -465,9 +465,10 @@ class ExecChannel(SocketChannel):
         self.status_event.set()
 
     def _answer(self, kind: str, data: bytes) -> None:
-        """Send a frame unless something is being sent right now.
+        """Send a frame unless another thread is sending right now.
 
-        Data in flight proves as much, and sending it may depend on what is read here.
+        The other thread's frame shows the server as much. Waiting for it could deadlock, because it
+        may depend on what this thread reads.
         """
         if self._sending.acquire(blocking=False):
             try:

@@ -109,8 +109,9 @@ class ChildTransport:
         assert self._child.stdin is not None and self._child.stdout is not None
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
         self._reading = threading.Lock()
-        """Held while a thread reads: a descriptor closed at that moment may be reused for another
-        pipe.
+        """Held while a thread reads.
+
+        A descriptor closed at that moment may be reused for another pipe.
         """
         self._over = False
 

@@ -62,8 +62,9 @@ NAMESPACE = PREFIX = "skymagic"
 FORGOTTEN = 30.0
 """Idle time in seconds after which an unused node, or a shell that no client reads, is dropped."""
 POLL, LOOK = 10.0, 2.0
-"""Timeouts in seconds: a holder's wait for output before it answers without any, and its interval
-between checks whether it is still needed.
+"""Waits of a holder in seconds: for output before it answers without any, and between its checks.
+
+The checks find out if the holder is still needed.
 """
 PIECE = 96_000
 """Maximum size of one call in bytes.
@@ -759,7 +760,7 @@ def _join(
             with contextlib.suppress(OSError):
                 status.shutdown(socket.SHUT_RDWR)
             feeding.join()
-    # the shell's output must not contain it
+    # reported on standard error, because the shell's output must not contain it
     except (RayError, ValueError) as problem:
         errors.sendall(f"Ray: {problem}".encode())
 

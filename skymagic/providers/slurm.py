@@ -75,7 +75,7 @@ class SlurmSurvey(ClusterSurvey):
     def give_back(self) -> str:
         """Cancel the job."""
         gang = self.gang
-        # an interrupt ended the wait for the answer, but Slurm has accepted the job
+        # an interrupt ended the wait for the answer, but Slurm may have accepted the job
         if gang.asked is not None and not gang.number:
             gang.number = "" if gang.asked.exception() else gang.asked.result()
         # cancelling by name also cancels a successor
@@ -207,7 +207,7 @@ class Slurm:
         job = login.queue.now(gang.number)
         if job is None or not (job.over or job.waits or job.state == "COMPLETING"):
             raise ProvisionError(f"Slurm job {gang.number} runs: --renew is for its end")
-        # without its head, a pool misses no other node; any other loss means the head follows soon
+        # a pool without its head reports no other loss; if only others are lost, the head is next
         if 0 not in lost or job.state == "COMPLETING":
             stop.wait(0.5)
             return {}

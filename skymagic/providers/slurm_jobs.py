@@ -33,8 +33,9 @@ from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
 UNBOUNDED_LIMIT = "8:00:00"
-"""Time limit if neither the user nor the site sets one, so that a forgotten job does not cost
-forever.
+"""Time limit if neither the user nor the site sets one.
+
+Bounds the cost of a forgotten job.
 """
 Asking = Callable[..., subprocess.CompletedProcess[str]]
 """Runs one of Slurm's programs, like `Programs.run`."""

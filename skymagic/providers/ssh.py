@@ -213,7 +213,7 @@ def with_imports(image: Image, imports: frozenset[str]) -> Image:
 
 
 class HostMachine:
-    """A host with its connections and the tunnel to its agent.
+    """Host of a pool, with its connections and the tunnel to its agent.
 
     Args:
         name: host name as the user writes it.
@@ -239,9 +239,7 @@ class HostMachine:
         self._connection: HostConnection | None = connection
         self._installation = installation
         self.runnable = threading.Event()
-        """Set once modules without dependencies can run on the host, or once setting it up has
-        ended.
-        """
+        """Set once modules without dependencies can run there, or once the setup has ended."""
         # for large transfers, so that they do not delay cells
         self._bulk: HostConnection | None = None
         self.tunnel = AgentTunnel(secret)

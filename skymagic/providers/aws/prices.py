@@ -15,8 +15,9 @@ from skymagic.providers.aws.catalogue import cache_label
 from skymagic.providers.aws.clients import AwsClients
 
 LIST_SECONDS, SPOT_SECONDS = 7 * 86400.0, 600.0
-"""Lifetime of cached prices, on demand and spot: the former change a few times a year, the latter
-all day.
+"""Lifetime of cached prices, on demand and spot, in seconds.
+
+On-demand prices change a few times a year, spot prices all day.
 """
 HOME = "us-east-1"
 """Region that serves the price list of all regions."""

@@ -161,8 +161,9 @@ def bounds(request: PoolRequest) -> WatchdogBounds:
 
 
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
-    """Raise RequestError if a machine lacks what its type has, above all GPUs unknown to its
-    driver.
+    """Raise RequestError if a machine lacks what its type has.
+
+    Above all, this finds GPUs that are unknown to the machine's driver.
     """
     inventories = [
         replace(machine.facts.inventory(requirements.minor), hostname=machine.name)

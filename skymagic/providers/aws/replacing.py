@@ -116,7 +116,7 @@ def check_machines(
     instances: Sequence[RunningInstance],
     say: Say,
 ) -> Findings:
-    """Check machines in the order of their instances. They need no process group."""
+    """Check machines in the order of their instances. They need not be connected to each other."""
     _, offer = survey.held.taken
     nodes = [
         replace(machine.node(index, ""), address=instance.private)

@@ -52,8 +52,9 @@ class MachineOffer:
 ARCHITECTURE = "x86_64"
 """Architecture of most notebooks, whose packages are installed on the nodes."""
 LEAST_CPUS, LEAST_MEMORY = 2, 8.0
-"""Minimum CPUs and GB of a machine without GPUs by default: room for Python, torch and a little
-data.
+"""Default minimum of CPUs and GB for a machine without GPUs.
+
+Leaves room for Python, torch and a little data.
 """
 MOST_TYPES = 40
 """Number of the smallest types without GPUs that are compared by price."""
@@ -68,7 +69,7 @@ The image's driver only has that module.
 
 
 def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
-    """Return the types that serve a request, in a suitable order; an empty list if none does.
+    """Return the types that serve a request, the best-known first; an empty list if none does.
 
     With GPUs: types with exactly that many, or else the smallest larger number. Without: this
     generation's general-purpose machines, the smallest first, but never types whose CPU is
