@@ -50,7 +50,7 @@ class FoundPool:
     @property
     def elsewhere(self) -> int:
         """Number of the pool's nodes that were not found."""
-        return max(one.record.nodes for one in self.nodes) - len(self.nodes)
+        return max(node.record.nodes for node in self.nodes) - len(self.nodes)
 
 
 @dataclass(frozen=True)

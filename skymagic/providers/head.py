@@ -51,9 +51,9 @@ def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence
     """Return the machines of a pool whose agents already run. The caller is on the head."""
     this_machine = Here(DetachedAccess(accesses[0].daemon, accesses[0].secret))
     head = this_machine.node(accesses[0].daemon, run)
-    tunnels = tuple(AgentTunnel(one.secret) for one in accesses[1:])
+    tunnels = tuple(AgentTunnel(access.secret) for access in accesses[1:])
     nodes = [replace(head, name=accesses[0].node if plan.remote else head.name)]
-    nodes += [_other(index, accesses[index], one) for index, one in enumerate(tunnels, 1)]
+    nodes += [_other(index, accesses[index], tunnel) for index, tunnel in enumerate(tunnels, 1)]
     return Detached(plan, this_machine, tunnels), nodes
 
 

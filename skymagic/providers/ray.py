@@ -523,16 +523,16 @@ def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[s
 def _gpu_resources(
     gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    most = max((each.get("GPU", 0.0) for each in nodes), default=0.0)
+    most = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
     counted(gpu, "Ray")
     if isinstance(gpu, GpuChoice):
         if not most and gpu.count is None:
             raise RequestError("--gpu all: no node of the cluster has GPUs now: write how many")
         return {"GPU": float(gpu.count or most)}
     kinds = dict.fromkeys(
-        key.removeprefix(KIND) for each in nodes for key in each if key.startswith(KIND)
+        key.removeprefix(KIND) for node in nodes for key in node if key.startswith(KIND)
     )
-    kind = next((each for each in kinds if matches(gpu.name, each)), None)
+    kind = next((name for name in kinds if matches(gpu.name, name)), None)
     return {"GPU": float(gpu.count), f"{KIND}{kind or gpu.name}": 0.001}
 
 

@@ -293,8 +293,8 @@ class HeldNode:
                 os._exit(1)
             for shell in [
                 shell
-                for shell, asked in self._asked.items()
-                if time.monotonic() - asked > FORGOTTEN
+                for shell, last_read in self._asked.items()
+                if time.monotonic() - last_read > FORGOTTEN
             ]:
                 self.close(shell)
         remove_placement_group(group)  # upon which Ray ends this process

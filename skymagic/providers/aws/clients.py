@@ -133,8 +133,8 @@ class AwsClients:
         Raises:
             CloudError: refused, or no answer; see its `kind`.
         """
-        where = Where(f"{service}:{operation}", region, self.profile or "")
-        return self._retried(lambda: self._once(where, service, operation, parameters))
+        call_site = Where(f"{service}:{operation}", region, self.profile or "")
+        return self._retried(lambda: self._once(call_site, service, operation, parameters))
 
     def pages(
         self, service: str, region: str, operation: str, result: str, **parameters: Any

@@ -81,18 +81,20 @@ def taken_up(
     """Return running machines and their nodes. Connects to nothing yet."""
     machines = [
         ssh.Machine(
-            one.endpoint,
+            access.endpoint,
             None,
-            one.agent.installation.facts,
-            one.agent.secret,
-            one.agent.installation,
+            access.agent.installation.facts,
+            access.agent.secret,
+            access.agent.installation,
         )
-        for one in accesses
+        for access in accesses
     ]
-    nodes = [one.node(index, accesses[index].agent.daemon) for index, one in enumerate(machines)]
+    nodes = [
+        machine.node(index, accesses[index].agent.daemon) for index, machine in enumerate(machines)
+    ]
     return machines, [
-        replace(node, access=one, alive=partial(lease.alive, one.region, one.instance))
-        for node, one in zip(nodes, accesses, strict=True)
+        replace(node, access=access, alive=partial(lease.alive, access.region, access.instance))
+        for node, access in zip(nodes, accesses, strict=True)
     ]
 
 

@@ -389,7 +389,7 @@ def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
         for instance in listed:
             jobs.setdefault((region, tags.tag(instance, tags.JOB)), []).append(instance)
     pools = [_pool(region, job, listed) for (region, job), listed in jobs.items()]
-    pools.sort(key=lambda one: min(each.launched for each in one.machines))
+    pools.sort(key=lambda one: min(machine.launched for machine in one.machines))
     return Tagged(
         tuple(pool for pool in pools if name in (None, pool.name, pool.job_id)), unreached
     )
