@@ -1,7 +1,11 @@
-"""Orders on their way to ranks: the queue in which runs wait for their ranks, who waits for which order, so that a rank's death reaches the
-run that waits for it, and how the ranks of a run end that another notebook began.
+"""Dispatch orders to ranks.
 
-Runs that share a rank follow each other in the order of their requests (FIFO); others run side by side."""
+Holds the queue in front of the ranks, passes a rank's death on to the run that waits for it, and
+collects the outcomes of runs that another notebook started.
+
+Runs that share a rank execute in the order of their requests (FIFO); other runs execute in
+parallel.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +29,29 @@ from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
 WAKE_INTERVAL = 0.5
-"""Seconds after which a wait wakes up: Python may sleep through an interrupt that comes just before it waits."""
+"""Seconds between wake-ups of a wait: Python may sleep through an interrupt that arrives just
+before it starts to wait.
+"""
 OUTCOME_TIMEOUT = 10.0
-"""Seconds in which a rank that has ended tells how."""
+"""Seconds for a rank whose output has ended to report its outcome."""
 LOOK_INTERVAL = 5.0
-"""Seconds after which an order of a notebook that was killed is not on its way to a rank any more; and between further looks."""
+"""Seconds between polls of all ranks. After the first interval, an order from a killed notebook can
+no longer be on its way to a rank.
+"""
 _UNREGISTERED = "it did not register with the controller: %sky_restart starts it again"
-_NOT_SENT = "this rank did not get the cell, for its notebook was killed while it sent it: run the cell again"
+_NOT_SENT = (
+    "this rank did not get the cell, for its notebook was killed while it sent it: run the cell "
+    "again"
+)
 
 
 class RankReservation:
-    """A request for some ranks; as a context manager it waits for them and gives them back.
+    """Request for some ranks; as a context manager, waits for them and releases them.
 
     Attributes:
-        run: what they are wanted for, if it is a cell.
-        on_wait: called once, with those that it has to wait for, when that takes long.
-        check: called now and then while it waits; what it raises ends that.
+        run: the run that needs the ranks, if it is a cell.
+        on_wait: called once with the reservations ahead of this one, if it has to wait for long.
+        check: called repeatedly during the wait; an exception from it ends the wait.
     """
 
     run: RunSpec | None = None
@@ -60,7 +71,10 @@ class RankReservation:
 
 
 class Scheduler:
-    """The queue in which runs wait. All ranks of a reservation are acquired at once, so that no two can deadlock."""
+    """Queue of runs that wait for their ranks.
+
+    All ranks of a reservation are acquired at once, so that no two reservations can deadlock.
+    """
 
     def __init__(self) -> None:
         self._held: list[RankReservation] = []
@@ -69,27 +83,29 @@ class Scheduler:
         self._last_chosen = -1
 
     def request(self, ranks: Iterable[int], *, urgent: bool = False) -> RankReservation:
-        """A place at the end of the queue, or at its head; returns at once."""
+        """Add a reservation to the end of the queue, or to its front if `urgent`; do not wait."""
         reservation = RankReservation(self, frozenset(ranks))
         with self._changed:
             self._queue.insert(0 if urgent else len(self._queue), reservation)
         return reservation
 
     def acquire(self, reservation: RankReservation) -> None:
-        """Wait until nobody before it needs one of its ranks. An interrupt while waiting gives the reservation up."""
-        told = False
+        """Wait until no earlier reservation needs one of these ranks. An interrupt cancels the
+        reservation.
+        """
+        notified = False
         try:
             while not self._take(reservation):
                 reservation.check()
-                if not told:
-                    told = True
+                if not notified:
+                    notified = True
                     reservation.on_wait(self._before(reservation))
         except BaseException:
             self.release(reservation)
             raise
 
     def _take(self, reservation: RankReservation) -> bool:
-        """Whether it has its ranks now; waits a moment for them."""
+        """Wait briefly for the ranks, and return True if the reservation has them."""
         with self._changed:
             if self._before(reservation):
                 self._changed.wait(WAKE_INTERVAL)
@@ -100,7 +116,7 @@ class Scheduler:
             return True
 
     def release(self, reservation: RankReservation) -> None:
-        """Give a reservation up, over or not; twice is safe."""
+        """Cancel a reservation, or release its ranks; safe to call twice."""
         with self._changed:
             for reservations in (self._queue, self._held):
                 if reservation in reservations:
@@ -108,35 +124,37 @@ class Scheduler:
             self._changed.notify_all()
 
     def runs(self) -> list[RunSpec]:
-        """Runs that hold their ranks, then those that wait for them."""
+        """List the runs that hold their ranks, then the runs in the queue."""
         with self._changed:
             reservations = [*self._held, *self._queue]
         return [reservation.run for reservation in reservations if reservation.run is not None]
 
     def least_loaded(self, world_size: int, count: int = 1) -> list[int]:
-        """The `count` ranks that the fewest reservations hold or wait for; ties are broken round-robin."""
+        """Return the `count` ranks with the fewest reservations, held or queued; break ties
+        round-robin.
+        """
         with self._changed:
-            every = [*self._held, *self._queue]
+            reservations = [*self._held, *self._queue]
             load = [
-                sum(rank in reservation.ranks for reservation in every)
+                sum(rank in reservation.ranks for reservation in reservations)
                 for rank in range(world_size)
             ]
-            chosen = sorted(
+            ranks = sorted(
                 range(world_size),
                 key=lambda rank: (load[rank], (rank - self._last_chosen - 1) % world_size),
             )
-            self._last_chosen = chosen[:count][-1]
-            return chosen[:count]
+            self._last_chosen = ranks[:count][-1]
+            return ranks[:count]
 
     def _before(self, reservation: RankReservation) -> list[RankReservation]:
-        """Reservations that hold, or get first, a rank that this one needs."""
+        """List the reservations ahead of this one that share a rank with it."""
         with self._changed:
             before = [*self._held, *self._queue[: self._queue.index(reservation)]]
             return [other for other in before if not other.ranks.isdisjoint(reservation.ranks)]
 
 
 def _not_kept(rank: int, seq: int) -> None:
-    """Keep nothing of how far an order was shown that is no run."""
+    """Do not record the display progress of an order that is not a run."""
 
 
 UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
@@ -144,17 +162,18 @@ UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "trace
 
 @dataclass(eq=False, repr=False)
 class Following:
-    """Asks ranks for their outcomes, on a thread of its own, while the run is waited for (`with`).
+    """Polls ranks for their outcomes on a separate thread while the run is awaited (`with`).
 
-    Those whose last output has come are asked at once. All others are asked every few seconds: ranks to which their notebook was killed
-    before it sent the cell, and any whose last output is lost.
+    Ranks whose output has ended are polled at once. All others are polled every few seconds, to
+    catch ranks whose notebook was killed before it sent them the cell, and ranks whose last output
+    was lost.
     """
 
     _submission: Submission
     _agents: Agents
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _ended: set[int] = field(default_factory=set)
-    """Ranks whose last output has come, and that were not asked yet how they have ended."""
+    """Ranks whose output has ended and that were not asked for their outcome yet."""
     _over: bool = False
 
     def __enter__(self) -> Following:
@@ -167,24 +186,28 @@ class Following:
             self._changed.notify()
 
     def ended(self, rank: int) -> None:
-        """A rank's last output has come."""
+        """Record that the rank's output has ended."""
         with self._changed:
             self._ended.add(rank)
             self._changed.notify()
 
     def _ask(self) -> None:
-        untold = {*self._submission.ranks}
-        look = time.monotonic() + LOOK_INTERVAL
-        while (ended := self._wait(look)) is not None:
-            if ended & untold:
-                untold -= self._told(ended & untold, OUTCOME_TIMEOUT)
-            if time.monotonic() >= look:
-                # a rank that does not answer holds up the others' ends no longer than this
-                untold -= self._told(untold, LOOK_INTERVAL, unsent=True)
-                look = time.monotonic() + LOOK_INTERVAL
+        waiting = {*self._submission.ranks}
+        next_poll = time.monotonic() + LOOK_INTERVAL
+        while (ended := self._wait(next_poll)) is not None:
+            if ended & waiting:
+                waiting -= self._told(ended & waiting, OUTCOME_TIMEOUT)
+            if time.monotonic() >= next_poll:
+                # LOOK_INTERVAL bounds how long a silent rank can delay the outcomes of the others
+                waiting -= self._told(waiting, LOOK_INTERVAL, unsent=True)
+                next_poll = time.monotonic() + LOOK_INTERVAL
 
     def _wait(self, until: float) -> set[int] | None:
-        """Wait for ranks' last output, or until this time of `time.monotonic`; which it was of, None when the run is over."""
+        """Wait until a rank's output ends or `until` (as of `time.monotonic`) has passed.
+
+        Returns:
+            The ranks whose output has ended, or None if the run is over.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._over or self._ended, max(0.0, until - time.monotonic())
@@ -193,58 +216,63 @@ class Following:
             return None if self._over else ended
 
     def _told(self, ranks: set[int], timeout: float, *, unsent: bool = False) -> set[int]:
-        """Ask these ranks, and tell the run how those have ended that have; which.
+        """Ask these ranks for their outcomes and pass the outcomes to the run.
 
         Args:
-            unsent: one that has not got the cell by now never will.
+            unsent: treat ranks that do not have the cell by now as ranks that never will.
+
+        Returns:
+            The ranks that have ended.
         """
-        run, told = self._submission, set[int]()
-        for rank, kept in self._agents.ask(ranks, "recall", timeout).items():
-            number = kept["order"]["run"] if kept and kept["order"] else 0
-            if kept is None or number > run.number or (number and kept["outcome"] is None):
-                continue  # it is at work
+        run, finished = self._submission, set[int]()
+        for rank, recalled in self._agents.ask(ranks, "recall", timeout).items():
+            number = recalled["order"]["run"] if recalled and recalled["order"] else 0
+            if recalled is None or number > run.number or (number and recalled["outcome"] is None):
+                continue  # the rank is still executing
             if number < run.number:
                 if not unsent:
                     continue
                 run.put("output", rank, {"kind": "end"})
-            run.put("outcome", rank, kept["outcome"] if number == run.number else UNSENT)
-            told.add(rank)
-        return told
+            run.put("outcome", rank, recalled["outcome"] if number == run.number else UNSENT)
+            finished.add(rank)
+        return finished
 
 
 @dataclass(eq=False, repr=False)
 class Dispatch:
-    """Submissions under way, and the events that reach them."""
+    """Submissions in flight, and the events that reach them."""
 
     _status: SharedStatus
     _resources: PoolResources
     on_late_death: Callable[[wire.RankExited], None] = lambda exited: None
-    """Called when a rank died that nobody waits for any more, on the run's thread."""
+    """Called on the run's thread when a rank has died and no run waits for it any more."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held for moments, while what follows is changed."""
+    """Held briefly while the fields below change."""
     _under_way: set[Submission] = field(default_factory=set)
     _following: dict[Submission, Following] = field(default_factory=dict)
-    """Submissions of runs that another notebook began."""
+    """Submissions of runs that another notebook started."""
 
     def send(
         self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
     ) -> Report:
-        """Have an order carried out by ranks that are reserved for it; waits for them."""
+        """Send an order to ranks that are reserved for it, and wait for them."""
         engine = self._resources.engine
         return self._run(
             submission, lambda: engine.submit(submission, order, source), screen, limits
         )
 
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
-        """Go on with a run that another notebook began, from where that has shown it; waits for its ranks."""
+        """Continue a run that another notebook started, from where its display stopped; wait for
+        its ranks.
+        """
         shown = self._status.shown.read(submission.number)
-        submission.repeated = Repeated({rank: begun for rank, (_, begun) in shown.items()})
+        submission.repeated = Repeated({rank: seq for rank, (_, seq) in shown.items()})
         agents = self._resources.agents
-        places = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
+        positions = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
         with Following(submission, agents) as following:
             self._following[submission] = following
             try:
-                return self._run(submission, lambda: agents.follow(places), screen, limits)
+                return self._run(submission, lambda: agents.follow(positions), screen, limits)
             finally:
                 del self._following[submission]
 
@@ -253,27 +281,28 @@ class Dispatch:
     ) -> Report:
         agents = self._resources.agents
         shown, number = self._status.shown, submission.number
-        begun = partial(shown.begin, number) if number else _not_kept
-        marked = partial(shown.mark, number) if number else _not_kept
+        on_begin = partial(shown.begin, number) if number else _not_kept
+        on_mark = partial(shown.mark, number) if number else _not_kept
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
-                left = self._left if number and self._status.plan.outlives else None
-                loop = RunLoop(submission, agents, screen, limits, begun, marked, left)
+                is_left = self._left if number and self._status.plan.outlives else None
+                loop = RunLoop(submission, agents, screen, limits, on_begin, on_mark, is_left)
                 report = loop.wait()
             if report.closed and self._status.closed is not None:
                 raise PoolError(self._status.closed)
             if report.left:
                 name = self._status.name
                 raise RunInterrupted(
-                    f"the kernel was shut down, and the ranks keep running: %sky_attach {name} continues with this cell"
+                    f"the kernel was shut down, and the ranks keep running: %sky_attach {name} "
+                    "continues with this cell"
                 )
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
                 self._under_way.discard(submission)
-        for event in submission.unread("died"):  # after its outcome
+        for event in submission.unread("died"):  # died after reporting the outcome
             self.on_late_death(event.content["exited"])
         for event in submission.unread("note"):
             self._status.note(event.content["text"])
@@ -281,12 +310,15 @@ class Dispatch:
         return report
 
     def _left(self) -> bool:
-        """Whether this kernel ends, and leaves the pool to the next one (`Pool.stays`)."""
+        """Return True if this kernel is shutting down and leaves the pool to the next one
+        (`Pool.stays`).
+        """
         stays = self._status.plan.request.detached or live.restarting()
         return stays and live.shutting_down()
 
     def _begin(self, submission: Submission, begin: Callable[[], object]) -> None:
-        # Registered before the ranks are looked at, so that a death in between is reported twice rather than never.
+        # Register before checking the ranks, so that a death in between is reported twice rather
+        # than never.
         with self._lock:
             self._status.check_ended()
             self._under_way.add(submission)
@@ -301,27 +333,32 @@ class Dispatch:
         begin()
 
     def shown(self, rank: int, content: Mapping[str, Any]) -> None:
-        """A rank of a run that another notebook began shows something, on a link's thread."""
+        """Show output of a rank whose run another notebook started. Called on a link's thread."""
         with self._lock:
-            current = next((each for each in self._under_way if rank in each.ranks), None)
+            current = next(
+                (submission for submission in self._under_way if rank in submission.ranks), None
+            )
         if current is None:
             return
-        for one in current.repeated.take(rank, content):
-            current.put("output", rank, one)
+        for message in current.repeated.take(rank, content):
+            current.put("output", rank, message)
         following = self._following.get(current)
         if content["kind"] == "end" and following is not None:
             following.ended(rank)
 
     def rank_died(self, exited: wire.RankExited) -> bool:
-        """Report a rank's death to the run that waits for it; False if there is none."""
+        """Report a rank's death to the run that waits for it. Return False if no run does."""
         with self._lock:
-            current = next((each for each in self._under_way if exited.rank in each.ranks), None)
+            current = next(
+                (submission for submission in self._under_way if exited.rank in submission.ranks),
+                None,
+            )
             if current is not None:
                 current.put("died", exited.rank, {"exited": exited})
         return current is not None
 
     def ranks_lost(self, ranks: Iterable[int], reason: str, *, expected: bool = False) -> bool:
-        """Report to all runs that these ranks are out of reach; False if there are no runs."""
+        """Report these ranks as unreachable to all runs. Return False without a run in progress."""
         with self._lock:
             under_way = list(self._under_way)
         for current in under_way:
@@ -332,14 +369,16 @@ class Dispatch:
         return bool(under_way)
 
     def end(self, reason: str) -> None:
-        """Refuse submissions from now on: the pool has ended by itself."""
+        """Refuse further submissions because the pool has ended by itself."""
         with self._lock:
             self._status.ended = reason
 
     def close(self, reason: str) -> None:
-        """End all submissions with a PoolError and refuse new ones, because the pool is ended, here or elsewhere; twice is safe.
+        """End all submissions with a PoolError and refuse new ones, because the pool ends here or
+        elsewhere.
 
-        Whoever waits for a submission would otherwise wait for outcomes that nobody sends any more. The first reason counts.
+        Without this, runs would wait for outcomes that never arrive. The first reason counts; safe
+        to call twice.
         """
         with self._lock:
             if self._status.ended is not None:
@@ -349,7 +388,9 @@ class Dispatch:
                 current.put("closed", -1)
 
     def note(self, text: str) -> bool:
-        """Have all runs show a line; whether there is one. Orders that are no runs show nothing."""
+        """Show a line in all runs. Return False without a run in progress; other orders show
+        nothing.
+        """
         with self._lock:
             runs = [current for current in self._under_way if current.number]
             for current in runs:

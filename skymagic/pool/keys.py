@@ -1,8 +1,11 @@
-"""What lets another notebook of this user attach to a pool whose notebook was killed: a file beside the pool's record, while the pool lives.
+"""Key files, which let another notebook of this user attach to a pool whose notebook was killed.
 
-The file holds the secrets of the pool's daemons and whatever else its notebook knew (its plan, where its nodes are); the user alone can
-read it. Beside it lies a file that says how far the notebook has shown the run that is under way. Notebooks that are executed on pools'
-heads have such a file too, until the executed notebook is taken; it outlives the pool."""
+A pool's key file is stored next to its record for as long as the pool lives. It holds the secrets
+of the pool's daemons and everything else that the notebook knew (its plan, where its nodes are);
+only the user can read it. A second file records how far the notebook has shown the current run. A
+notebook job, which executes on the pool's head, also has a key file until its executed notebook is
+collected; that file outlives the pool.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,19 @@ from skymagic.wire import atomic
 T = TypeVar("T")
 MAGIC = "skymagic key"
 LINE_BYTES = 64
-"""Bytes of each rank's line in the file that says what was shown: rank, run, settled, begun (see `DisplayRecord`)."""
+"""Bytes per rank's line in the display record: rank, run, settled, begun (see `DisplayRecord`)."""
 DELIVERED = -1
 """Sentinel: the run is over, and its results were delivered."""
 
 
 @dataclass(frozen=True)
 class PoolKey:
-    """What another notebook must know of a pool.
+    """Everything another notebook needs to attach to a pool.
 
     Attributes:
-        accesses: of each machine, what leads to its agent (`cluster.Node.access`).
-        addresses: of each machine, where the others reach it, and its own name for itself.
-        port: a port of the head that is free for process groups.
+        accesses: for each machine, how to reach its agent (`cluster.Node.access`).
+        addresses: for each machine, the address for the other machines, and its own hostname.
+        port: a free port on the head for process groups.
     """
 
     name: str
@@ -53,10 +56,12 @@ class PoolKey:
 
 @dataclass(frozen=True)
 class Heading:
-    """The first line of a file of secrets, which any version of skymagic and of Python can read.
+    """First line of a key file, readable by every version of skymagic and of Python.
 
     Attributes:
-        version: skymagic's. python: Python's, "" where an earlier version has not written it. interpreter: whose it is.
+        version: version of skymagic.
+        python: version of Python; "" if an earlier version of skymagic did not write it.
+        interpreter: path of the Python interpreter.
     """
 
     version: str
@@ -65,16 +70,16 @@ class Heading:
 
     @classmethod
     def own(cls) -> Heading:
-        """Heading of a file that this process writes."""
+        """Create the heading for a file that this process writes."""
         return cls(skymagic.__version__, platform.python_version(), sys.executable)
 
     @classmethod
     def parse(cls, line: bytes) -> Heading:
-        """Heading of a file, from its first line."""
+        """Parse the first line of a file."""
         return cls(*line.decode(errors="replace").strip().removeprefix(MAGIC).strip().split(" ", 2))
 
     def line(self) -> bytes:
-        """As it is written."""
+        """Return the heading as a line of the file."""
         return (
             f"{MAGIC} {self.version} {self.python} {self.interpreter}".encode(errors="replace")
             + b"\n"
@@ -82,70 +87,82 @@ class Heading:
 
     @property
     def minor(self) -> list[str]:
-        """3 and 11 of 3.11.2; code and classes of another one cannot be unpickled."""
+        """Major and minor version, such as 3 and 11 of 3.11.2; another minor version cannot
+        unpickle our code and classes.
+        """
         return self.python.split(".")[:2]
 
 
 def pool_words(record: records.PoolRecord) -> str:
-    """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
+    """Describe a pool in a line, with the runs that its notebook had not shown to the end."""
     going = DisplayRecord(record.job_id).going()
     still = f"; {rank_words(going, 'run')} was still running when last shown" if going else ""
     return records.words(record) + still
 
 
 def path(job_id: str) -> Path:
-    """Where a pool's key is."""
+    """Return the path of a pool's key."""
     return records.folder() / f"{job_id}.key"
 
 
 def write(key: PoolKey) -> None:
-    """Keep a key; a home that cannot be written keeps none, and nobody attaches."""
+    """Write a pool's key. If the home folder is not writable, no key is written and no notebook can
+    attach.
+    """
     keep(path(key.job_id), key)
 
 
 def keep(target: Path, secret: object) -> None:
-    """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
+    """Write an object that may hold secrets to a file that only the user can read.
+
+    The write is atomic. If the home folder is not writable, nothing is written.
+    """
     atomic.keep(target, packed(secret))
 
 
 def packed(secret: object) -> bytes:
-    """Return the content of such a file."""
+    """Return the content of a key file."""
     return Heading.own().line() + pickle.dumps(secret)
 
 
 def read(job_id: str) -> PoolKey:
-    """The key of a pool.
+    """Read the key of a pool.
 
     Raises:
-        PoolError: there is none here, others could have written it, or it is another version's; says what to do.
+        PoolError: the key is missing, other users could have written it, or another version of
+            skymagic wrote it; the message names the next step.
     """
     return kept(path(job_id), job_id, PoolKey)
 
 
 def attachable(job_id: str) -> PoolKey:
-    """The key of a pool whose ranks run this notebook's Python: values and functions are pickled between them.
+    """Read the key of a pool whose ranks run this notebook's Python: values and functions are
+    pickled between them.
 
     Raises:
-        PoolError: as `read` does, or they run another one; names it.
+        PoolError: as for `read`, or the ranks run another Python, which the message names.
     """
     with contextlib.suppress(OSError), open(path(job_id), "rb") as file:
-        theirs, own = Heading.parse(file.readline()), Heading.own()
-        if theirs.version == own.version and theirs.python and theirs.minor != own.minor:
+        heading, own = Heading.parse(file.readline()), Heading.own()
+        if heading.version == own.version and heading.python and heading.minor != own.minor:
             raise PoolError(
-                f"the ranks of {job_id} run Python {theirs.python}, and this is Python {own.python}: attach with Python "
-                f"{'.'.join(theirs.minor)}, as {theirs.interpreter or 'its notebook'} is; {_otherwise(job_id)}"
+                f"the ranks of {job_id} run Python {heading.python}, and this is Python "
+                f"{own.python}: attach with Python "
+                f"{'.'.join(heading.minor)}, as {heading.interpreter or 'its notebook'} is; "
+                f"{_otherwise(job_id)}"
             )
     return read(job_id)
 
 
 def kept(source: Path, job_id: str, kind: type[T]) -> T:
-    """What `keep` has kept of a pool. Raises as `read` does."""
+    """Read an object that `keep` has written. Raises as `read` does."""
     try:
         with open(source, "rb") as file:
-            found = os.fstat(file.fileno())
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            stat_result = os.fstat(file.fileno())
+            if stat_result.st_uid != os.getuid() or stat.S_IMODE(stat_result.st_mode) & 0o077:
                 raise PoolError(
-                    f"{source} is open to other users and is not used: chmod 600 it if nobody has changed it"
+                    f"{source} is open to other users and is not used: chmod 600 it if nobody has "
+                    "changed it"
                 )
             heading, text = file.readline(), file.read()
     except OSError as problem:
@@ -155,7 +172,8 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
     version = Heading.parse(heading).version
     if version != skymagic.__version__:
         raise PoolError(
-            f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: attach with that version; "
+            f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: "
+            "attach with that version; "
             f"{_otherwise(job_id)}"
         )
     try:
@@ -174,13 +192,16 @@ def _otherwise(job_id: str) -> str:
 
 
 class DisplayRecord:
-    """How far this notebook has shown each rank's last run: a file that outlives it, each line of which is written by one system call.
+    """File that records how far this notebook has shown each rank's latest run.
 
-    Output reaches the screen at least once. Of each rank there are two numbers of contents: those up to `settled` are on the screen; none
-    after `begun` was sent to it. Another notebook shows what lies between once more, and says that it may have been shown before.
+    The file outlives the notebook; each line is written by one system call.
+
+    Output reaches the screen at least once. Each rank has two sequence numbers: messages up to
+    `settled` are on the screen; no message after `begun` was sent to it. Another notebook repeats
+    the messages in between, and marks them as possibly shown before.
 
     Args:
-        job_id: the pool's; None where nobody can attach, and nothing is kept.
+        job_id: job ID of the pool; None if no notebook can attach, and then nothing is recorded.
     """
 
     def __init__(self, job_id: str | None) -> None:
@@ -190,33 +211,37 @@ class DisplayRecord:
         self._lock = threading.Lock()
 
     def read(self, run: int) -> dict[int, tuple[int, int]]:
-        """Rank → (settled, begun) of this run, as the notebook before has left it; this one goes on from there."""
+        """Return rank → (settled, begun) of this run as the previous notebook left it, and continue
+        from there.
+        """
         self._marks = self._lines()
         return {
             rank: (settled, begun)
-            for rank, (of, settled, begun) in self._marks.items()
-            if of == run
+            for rank, (number, settled, begun) in self._marks.items()
+            if number == run
         }
 
     def delivered(self, run: int, ranks: Iterable[int]) -> bool:
-        """Whether the user has the values of this run, or its error."""
+        """Return True if the user has the values or the error of this run."""
         lines = self._lines()
         return all(lines.get(rank, (0, 0, 0))[:2] == (run, DELIVERED) for rank in ranks)
 
     def going(self) -> list[int]:
-        """Runs of which the user does not have the values yet, or the error."""
+        """List the runs whose values or errors the user does not have yet."""
         return sorted({run for run, settled, _ in self._lines().values() if settled != DELIVERED})
 
     def begin(self, run: int, rank: int, seq: int) -> None:
-        """Record that this content of a rank is about to be sent to the screen."""
+        """Record that this message of a rank is about to be sent to the screen."""
         self._write(rank, run, begun=seq)
 
     def mark(self, run: int, rank: int, seq: int) -> None:
-        """A rank's contents up to this one are on the screen (`display.screen.Settling`)."""
+        """Record that a rank's messages up to this one are on the screen
+        (`display.screen.Settling`).
+        """
         self._write(rank, run, settled=seq)
 
     def become(self, text: str) -> None:
-        """Another process has had the pool, and kept this."""
+        """Replace the file with the record of another process that had the pool."""
         with contextlib.suppress(OSError):
             if self._path is not None and text:
                 with open(
@@ -225,7 +250,9 @@ class DisplayRecord:
                     file.write(text)
 
     def deliver(self, run: int, ranks: Iterable[int]) -> None:
-        """The user has the values of this run, or its error; what is still on its way to the screen is no news then."""
+        """Record that the user has the values or the error of this run; output still on its way to
+        the screen no longer matters.
+        """
         for rank in ranks:
             self._write(rank, run, DELIVERED)
 
@@ -248,17 +275,17 @@ class DisplayRecord:
             os.pwrite(self._file, line.encode(), rank * LINE_BYTES)
 
     def _lines(self) -> dict[int, tuple[int, int, int]]:
-        """Rank → (run, settled, begun)."""
-        found = {}
+        """Return rank → (run, settled, begun)."""
+        marks = {}
         with contextlib.suppress(OSError, ValueError):
             text = b"" if self._path is None else self._path.read_bytes().replace(b"\0", b" ")
             for line in text.decode().splitlines():
                 rank, run, settled, begun = map(int, line.split())
-                found[rank] = run, settled, begun
-        return found
+                marks[rank] = run, settled, begun
+        return marks
 
     def close(self) -> None:
-        """Close the file; twice is safe."""
+        """Close the file; safe to call twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,8 +1,9 @@
-"""Ranks and machines that are lost: what the agents report between and during runs, and other machines rented in the place of lost ones.
+"""Lost ranks and machines: events from the agents between and during runs, and replacements.
 
 With ``--replace``::
 
-    node lost ──▶ provider.replace: waits for capacity ──▶ recovery.exchange: agents, a new process group ──▶ the next cell
+    node lost ──▶ provider.replace: waits for capacity
+              ──▶ recovery.exchange: agents, a new process group ──▶ the next cell
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from skymagic.wire.session.frames import REPLACED
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
-"""How long the end of the pool waits for a launch that is under way; what it makes is found by its tags."""
+"""Seconds that closing the pool waits for a launch in progress; the tags identify the machines it
+makes.
+"""
 POLL_SECONDS = 0.2
-"""Between two looks of a cell that waits at whether it was stopped."""
+"""Seconds between checks of a waiting cell for whether it was stopped."""
 
 
 @dataclass(eq=False, repr=False)
 class Replacement:
-    """Thread that rents other machines in the place of lost ones."""
+    """Thread that rents machines to replace lost ones."""
 
     _status: SharedStatus
     _resources: PoolResources
@@ -46,24 +49,24 @@ class Replacement:
     _replace: (
         Callable[[Sequence[int], Callable[[str], None], threading.Event], Mapping[int, Node]] | None
     )
-    """Rents other machines in the place of these; None where that is not wanted."""
+    """Rents replacements for these nodes; None if replacement is off."""
     _done: Callable[[], None]
-    """Called when the pool has other machines."""
+    """Called when the pool has its new machines."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     lost: set[int] = field(default_factory=set)
-    """Nodes that have no other machine yet."""
+    """Nodes that have no replacement yet."""
     _said: str = ""
-    """What the provider waits for."""
+    """The provider's latest line on what it waits for."""
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     @property
     def wanted(self) -> bool:
-        """Whether machines that are lost are replaced."""
+        """True if lost machines are replaced."""
         return self._replace is not None
 
     def begin(self, index: int) -> bool:
-        """Replace a node that is gone; returns at once. False where that is not wanted."""
+        """Start to replace a lost node, and return at once. Return False if replacement is off."""
         if not self.wanted or self._stop.is_set():
             return False
         with self._lock:
@@ -82,29 +85,31 @@ class Replacement:
         """Wait while machines of these ranks are being replaced.
 
         Args:
-            check: called again and again; what it raises ends the wait.
-            tell: gets a line if there is something to wait for, and what the provider says of it.
+            check: called repeatedly; an exception from it ends the wait.
+            tell: gets a line if there is a replacement to wait for, then the provider's progress.
         """
         thread = self._thread
         if thread is None or not {*ranks} & {*self._ranks()}:
             return
         tell(f"waits for a replacement of {self._names()}")
-        told = ""
+        shown = ""
         while thread.is_alive():
             check()
-            if (said := self._said) != told:
-                tell(told := said)
+            if (progress := self._said) != shown:
+                tell(shown := progress)
             thread.join(POLL_SECONDS)
 
     def close(self) -> None:
-        """Rent nothing any more; twice is safe."""
+        """Stop renting machines; safe to call twice."""
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_SECONDS)
 
     def _ranks(self) -> list[int]:
-        """Ranks that wait for a machine; all of them where it is the head, which has the controller."""
+        """List the ranks that wait for a machine: all ranks if the head, which runs the controller,
+        is lost.
+        """
         with self._lock:
             lost = sorted(self.lost)
         if 0 in lost:
@@ -115,7 +120,7 @@ class Replacement:
         with self._lock:
             return ", ".join(f"node {index}" for index in sorted(self.lost))
 
-    # -- on its own thread -------------------------------------------------------------------------------------------
+    # -- on the replacement thread ----------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -156,7 +161,7 @@ class Replacement:
 
 @dataclass(eq=False, repr=False)
 class AgentEvents:
-    """Passes each event on to the runs, to recovery, or to the user; its methods are called on the links' threads."""
+    """Passes each event to the runs, to recovery or to the user. Called on the links' threads."""
 
     _status: SharedStatus
     _resources: PoolResources
@@ -166,14 +171,14 @@ class AgentEvents:
     _close: Callable[[], None]
     """Ends the pool."""
     _leave: Callable[[], None]
-    """Closes all connections to the pool, and leaves it to whoever has it."""
+    """Closes all connections to the pool and leaves it running for its new owner."""
     _taking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._dispatch.on_late_death = self._died_between_runs
 
     def connect(self, nodes: Sequence[Node]) -> Agents:
-        """Agents of these machines, whose events come here."""
+        """Connect to the agents of these machines and receive their events."""
         note = self._dispatch.note
         shown = self._dispatch.shown
         return Agents(
@@ -192,7 +197,7 @@ class AgentEvents:
             self._status.note(text)
 
     def _told(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
-        """A machine will be taken away, or a hook that was called for that has ended: shown at once."""
+        """Show at once that a machine will be reclaimed or that an interruption hook has ended."""
         text = (
             messages.hook_ended(message)
             if isinstance(message, wire.HookEnded)
@@ -216,7 +221,8 @@ class AgentEvents:
         if self._status.state in (State.READY, State.RUNNING) and not exited.expected:
             host = self._resources.agents.ranks[exited.rank].hostname
             self._status.note(
-                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was restarted and lost its variables"
+                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was restarted and "
+                "lost its variables"
             )
             self._recovery.begin([exited.rank])
 
@@ -227,10 +233,10 @@ class AgentEvents:
         if REPLACED in reason:
             self._taken_over()
             return
-        if limit := status.lifetime.reason(now()):  # it was over while the agents were out of reach
+        if limit := status.lifetime.reason(now()):  # it expired while the agents were unreachable
             self._ended_elsewhere(f"ended {limit}")
             return
-        # without the head, where the controller runs, all ranks are out of reach
+        # without the head, which runs the controller, all ranks are unreachable
         ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
         status.move(PoolEvent.DEGRADE if index else PoolEvent.LOSE)
         if index:
@@ -242,28 +248,29 @@ class AgentEvents:
             )
             then = without(ranks, status.world_size, replaced=replaced)
             status.note(f"{reason}: {what}; {then}")
-        self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
+        self._dispatch.ranks_lost(ranks, reason)  # without a run in flight, the next run reports it
 
     def _taken_over(self) -> None:
-        """Another notebook has attached (``--take-over``): nothing has died, and nothing of the pool is this notebook's any more.
+        """Give the pool up after another notebook has attached to it (``--take-over``).
 
-        Each node's link tells of it: the first one counts.
+        Nothing has died, but nothing of the pool belongs to this notebook any more. Each node's
+        link reports it; the first report counts.
         """
         status = self._status
         with self._taking:
             if status.taken_over:
                 return
             status.taken_over = True
-        record = next((one for one in records.every() if one.job_id == status.job_id), None)
-        # where another machine's notebook has taken it, the record here still names this one
-        known = record is not None and record.process != identity()
-        who = records.holder(record) if record is not None and known else "another notebook"
-        text = f"pool {status.name!r} was taken over by {who}, and runs on there"
+        record = next((entry for entry in records.every() if entry.job_id == status.job_id), None)
+        # if a notebook on another machine took it, the record here still names this notebook
+        named = record is not None and record.process != identity()
+        holder = records.holder(record) if record is not None and named else "another notebook"
+        text = f"pool {status.name!r} was taken over by {holder}, and runs on there"
         status.remedy = f"%sky_attach {status.name} --take-over takes it back"
         logger.info("pool=%s job=%s was taken over", status.name, status.job_id)
         self._dispatch.close(f"{text}: {status.remedy}")
         self._dispatch.end(text)
-        # on a thread of its own, for closing waits for this one
+        # on a separate thread, because closing waits for this one
         threading.Thread(target=self._leave_taken, name="skymagic-leave", daemon=True).start()
 
     def _leave_taken(self) -> None:
@@ -275,10 +282,10 @@ class AgentEvents:
             )
 
     def _ended_elsewhere(self, reason: str) -> None:
-        """The agents end everything: runs that wait are told at once, and what is held here is released.
+        """Notify waiting runs that the agents end the pool, and release what is held here.
 
         Args:
-            reason: as of `wire.PoolEnded`. Each node tells its own; the first one counts.
+            reason: as in `wire.PoolEnded`. Each node reports its reason; the first one counts.
         """
         status = self._status
         with self._taking:
@@ -293,7 +300,7 @@ class AgentEvents:
             self._dispatch.end(ended)
             status.move(PoolEvent.STOP)
         logger.info("pool=%s job=%s %s", status.name, status.job_id, reason)
-        # on a thread of its own, for closing waits for this one
+        # on a separate thread, because closing waits for this one
         threading.Thread(
             target=self._close_ended, args=(ended,), name="skymagic-close", daemon=True
         ).start()

@@ -1,4 +1,4 @@
-"""From a request to a pool: what `pool.start` decides is carried out here, and asked about where it costs something."""
+"""Make pools: carry out what `pool.start` decides for a request, and ask before money is spent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from skymagic.wire.processes import NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
 
 Tell = Callable[[str], None]
-"""Gets a line on what is done."""
+"""Reports progress in a line."""
 
 
 def ensure(
@@ -60,17 +60,21 @@ def ensure(
     resume: Callable[[Pool, UnfinishedRun], object] = lambda pool, run: None,
     start: bool = False,
 ) -> Pool:
-    """The pool that a request describes: the running one where it fits, also one that is rented and was left by another
-    notebook; else a new one.
+    """Return the pool that a request describes.
+
+    This is the running pool if it fits, else a fitting rented pool that another notebook left, else
+    a new pool.
 
     Args:
-        tell: told in a line what is done.
-        resize: a running pool that differs in its number of nodes alone gets the other number.
-        resume: called with each run of a pool that was left whose end its user has not seen.
-        start: make it now, also where the request is lazy; else such a pool is declared, and `ready` makes it.
+        tell: reports progress in a line.
+        resize: give a running pool that differs only in its number of nodes the requested number.
+        resume: called with each run of an attached pool whose end its user has not seen.
+        start: make the pool now even if the request is lazy; otherwise a lazy pool is only
+            declared, and `ready` makes it.
 
     Raises:
-        RequestError: all mistakes of the request; or a pool of this name runs and is another.
+        RequestError: all mistakes of the request; or a pool of this name is running and does not
+            fit.
         PoolError: another notebook rents a pool of this name.
     """
     maker = Maker(namespace, defaults, tell)
@@ -82,15 +86,19 @@ def ensure(
         except PoolError as problem:
             if not isinstance(step, Attach):
                 raise
-            # what is recorded here may be long over: the provider alone knows what runs
+            # the record may be out of date: only the provider knows what is running
             kind = next(
-                (one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)),
+                (
+                    error.kind
+                    for error in (problem, problem.__cause__)
+                    if isinstance(error, CloudError)
+                ),
                 "",
             )
             following = instead(step, kind, start)
             if following is None:
-                left = f"%sky_down {step.record.name} ends it; then the same line rents it again"
-                raise PoolError(f"{problem}\n  {left}") from problem
+                remedy = f"%sky_down {step.record.name} ends it; then the same line rents it again"
+                raise PoolError(f"{problem}\n  {remedy}") from problem
             if kind == "missing":
                 tell(f"{problem}: it is rented again")
             step = following
@@ -100,7 +108,9 @@ def ensure(
 
 
 def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) -> StartPlan:
-    """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`.
+    """Decide what a request becomes, based on the running and the recorded pools.
+
+    The options are those of `ensure`.
 
     Raises:
         PoolError: the notebook's working folder was deleted.
@@ -118,7 +128,10 @@ def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) 
 
 
 def check_folder() -> None:
-    """Raise PoolError if this process's working folder was deleted: a pool is recorded with it, and modules are found from it."""
+    """Raise PoolError if this process's working folder was deleted.
+
+    The folder is part of a pool's record, and modules are found relative to it.
+    """
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -129,46 +142,48 @@ def check_folder() -> None:
 
 
 def own_pools() -> list[OwnPool]:
-    """The pools of this notebook that have not ended, the one used last at the end."""
-    # another thread may be ending one: it serves no request, and is no obstacle to another of its name
+    """List this notebook's pools that have not ended, the most recently used last."""
+    # Another thread may be ending a pool: such a pool serves no request, and does not block a new
+    # pool of its name.
     return [
-        OwnPool(one.name, one.job_id, one.plan, one.state is State.DECLARED)
-        for one in registry.pools()
-        if one.state not in (State.STOPPING, State.STOPPED)
+        OwnPool(pool.name, pool.job_id, pool.plan, pool.state is State.DECLARED)
+        for pool in registry.pools()
+        if pool.state not in (State.STOPPING, State.STOPPED)
     ]
 
 
 def recorded_pools() -> Iterator[RecordedPool]:
-    """Pools of other notebooks to which one can attach, the newest first."""
+    """Iterate over other notebooks' pools that this one could attach to, the newest first."""
     pools = [*registry.pools(), *registry.ended_pools()]
     own = {pool.job_id for pool in pools if not pool.taken_over}
     for record in reversed(records.every()):
         if record.job_id in own:
             continue
         if record.provider not in RENTED and record.process == identity():
-            continue  # this notebook has ended it, and could not reach all of its nodes
+            continue  # this notebook ended it but could not reach all of its nodes
         plan, problem = None, ""
         try:
             plan = keys.read(record.job_id).plan
-        except PoolError as unknown:
-            problem = str(unknown)
+        except PoolError as error:
+            problem = str(error)
         yield RecordedPool(record, records.left(record), plan, problem)
 
 
 def still_runs(record: PoolRecord) -> bool:
-    """Whether a pool that its notebook has left still runs, by its hosts or its scheduler; False where nobody can tell.
+    """Ask a pool's hosts or scheduler whether the pool still runs after its notebook has left it.
 
-    A record may outlive its pool, and must not keep a name from its user for ever.
+    Return False if that cannot be determined: a record may outlive its pool, and must not block the
+    name forever.
     """
     try:
         if record.provider == "local":
             return answers(f"{record.job_id}-0")
         if record.provider == "ssh":
-            return any(one.job_id == record.job_id for one in found.find(record.hosts).pools)
+            return any(pool.job_id == record.job_id for pool in found.find(record.hosts).pools)
         if record.provider in providers.LISTING:
             login = keys.read(record.job_id).plan.request.login
-            listed = providers.listing(record.provider, login).pools()
-            return any(one.job_id == record.job_id for one in listed)
+            pools = providers.listing(record.provider, login).pools()
+            return any(pool.job_id == record.job_id for pool in pools)
     except SkyError:
         return False
     return False
@@ -177,7 +192,10 @@ def still_runs(record: PoolRecord) -> bool:
 def preview(
     request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults, tell: Tell
 ) -> str:
-    """What `ensure` would do, with the plan and the price; nothing is started. Raises RequestError with all mistakes."""
+    """Describe what `ensure` would do, with the plan and the price, and start nothing.
+
+    Raises RequestError with all mistakes of the request.
+    """
     step = planned(request, resize=True)
     match step:
         case Reuse(pool):
@@ -197,23 +215,25 @@ def plan_of(
     namespace: Mapping[str, object] = MappingProxyType({}),
     defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
 ) -> Plan:
-    """The plan of a new pool; nothing is started. Raises RequestError with all mistakes."""
+    """Plan a new pool and start nothing. Raises RequestError with all mistakes of the request."""
     _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
     survey.close()
     return survey.plan
 
 
 def runs_already(request: PoolRequest) -> bool:
-    """Whether a running pool serves a request, so that `ensure` makes none."""
+    """Return True if a running pool serves a request, so that `ensure` makes none."""
     return isinstance(start_plan(request, own_pools()), Reuse)
 
 
 def ready(name: str | None, tell: Tell) -> Pool:
-    """The pool that a cell runs on: of this name, or the one used last. One that is lazy is made where nothing of it runs.
+    """Return the pool that a cell runs on: the pool of this name, or the most recently used one.
+
+    A lazy pool is made if it is not running.
 
     Raises:
-        PoolError: there is none, or it has ended by itself and is not lazy.
-        RequestError: the user did not want to pay for it, or there was nobody to ask.
+        PoolError: the pool does not exist, or it has ended by itself and is not lazy.
+        RequestError: the user declined the price, or nobody could answer.
     """
     pool = registry.pool_named(name, ended=True)
     if pool.taken_over:
@@ -233,7 +253,7 @@ class Maker:
 
     Attributes:
         namespace: the notebook's variables.
-        tell: told in a line what is done.
+        tell: reports progress in a line.
     """
 
     namespace: dict[str, Any]
@@ -241,7 +261,11 @@ class Maker:
     tell: Tell
 
     def carry_out(self, step: StartPlan) -> tuple[Pool, list[UnfinishedRun]]:
-        """The pool that a start plan gives, and the runs of it that the user has to hear of. Raises as `ensure` does."""
+        """Carry out a start plan. Raises as `ensure` does.
+
+        Returns:
+            The pool, and its runs that the user must be informed of.
+        """
         match step:
             case Reuse(own):
                 pool = registry.pool_named(own.name)
@@ -265,7 +289,7 @@ class Maker:
             return self._started(self._pool(name, provider, survey))
 
     def _declare(self, name: str, request: PoolRequest) -> Pool:
-        """A pool of which nothing is made yet, in the place of one that has ended."""
+        """Declare a pool without making anything of it; it replaces an ended pool of this name."""
         provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
         with contextlib.closing(survey):
             pool = self._pool(name, provider, survey)
@@ -275,15 +299,18 @@ class Maker:
         plan = pool.plan
         cost = f", for {cost_words(plan.price, plan.priced)}" if plan.region else ""
         self.tell(
-            f"pool {name!r} is declared: its next cell starts {plan.size} on {', '.join(plan.hosts)}{cost}"
+            f"pool {name!r} is declared: its next cell starts {plan.size} on "
+            f"{', '.join(plan.hosts)}{cost}"
         )
         return pool
 
     def _resize(self, pool: Pool, wanted: PoolRequest) -> Pool:
-        """A running pool with another number of nodes: in place on this machine, made again elsewhere.
+        """Give a running pool another number of nodes.
+
+        Done in place on this machine, by recreating the pool elsewhere.
 
         Raises:
-            RequestError: there is no room for them, and nothing has changed.
+            RequestError: the nodes do not fit, and nothing has changed.
         """
         provider = providers.serving(wanted)
         survey = provider.plan(wanted, self.tell)
@@ -293,8 +320,8 @@ class Maker:
             registry.use(pool)
             if not plan.remote:
                 self.tell(f"pool {pool.name!r} gets {size_words(pool.plan, plan)} …")
-                for words in plan.gpu_words:
-                    self.tell(words)
+                for text in plan.gpu_words:
+                    self.tell(text)
                 self.tell(pool.recovery.resize(plan))
                 survey.close()
                 keep_key(pool)
@@ -312,18 +339,25 @@ class Maker:
         return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop)
 
     def _started(self, pool: Pool) -> Pool:
-        """The pool with its ranks, recorded before its machines are asked for, and known to this notebook."""
+        """Start a pool's ranks and register it with this notebook.
+
+        The pool is recorded before its machines are requested.
+        """
         provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
-        keep = records.claim if provider in RENTED or pool.plan.outlives else records.note_local
+        keep_record = (
+            records.claim if provider in RENTED or pool.plan.outlives else records.note_local
+        )
         if pool.plan.outlives or provider == "local":
-            keep(PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
-        before = registry.displace(pool.name)
-        if before is None or before.taken_over:
+            keep_record(
+                PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd()))
+            )
+        displaced = registry.displace(pool.name)
+        if displaced is None or displaced.taken_over:
             pass
-        elif before.ended is not None and not before.plan.request.lazy:
-            self.tell(f"{before.ended}, and its variables are gone")
-        drawn = self.tell is print_note and live.watched()
-        with panel.shown_start(self.tell, partial(_picture, pool), drawn=drawn) as say:
+        elif displaced.ended is not None and not displaced.plan.request.lazy:
+            self.tell(f"{displaced.ended}, and its variables are gone")
+        is_drawn = self.tell is print_note and live.watched()
+        with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.adopt(pool)
             try:
@@ -333,7 +367,7 @@ class Maker:
                 raise
             keep_key(pool)
             say(f"ready in {pool.start_seconds:.1f} s")
-        if drawn:
+        if is_drawn:
             pool.announced_in = live.request_id()
         return pool
 
@@ -344,7 +378,7 @@ def _picture(pool: Pool, steps: Mapping[str, StartStep]) -> PoolView:
 
 @contextlib.contextmanager
 def _closed_on_failure(survey: Survey) -> Iterator[None]:
-    """What a survey has opened is given back where the block fails."""
+    """Close the survey if the block fails."""
     try:
         yield
     except BaseException:
@@ -355,28 +389,28 @@ def _closed_on_failure(survey: Survey) -> Iterator[None]:
 def with_imports(
     request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults
 ) -> PoolRequest:
-    """The request with what the notebook uses by now, where other machines are to have it."""
+    """Add the notebook's imported modules to a request for other machines."""
     if request.here or defaults.packages != "sync":
         return request
     return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
 
 def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
-    """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
+    """Survey the provider that serves a request. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
-    # before its code runs
-    named = {request.provider, *(spec.name for spec in request.plugins)} - {
+    # Warn about modules in the working folder before code from them runs.
+    names = {request.provider, *(spec.name for spec in request.plugins)} - {
         "auto",
         *providers.TABLE,
         *plugins.TABLE,
     }
-    for words in plugins.beside(named, Path.cwd()) if named else ():
-        tell(words)
+    for warning in plugins.beside(names, Path.cwd()) if names else ():
+        tell(warning)
     provider = providers.serving(request)
     try:
         survey = provider.plan(request, tell)
-    except RequestError as refused:
-        raise RequestError([*mistakes, *refused.mistakes]) from None
+    except RequestError as error:
+        raise RequestError([*mistakes, *error.mistakes]) from None
     if mistakes:
         survey.close()
         raise RequestError(mistakes)
@@ -386,10 +420,10 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
 
 
 def confirm(plan: Plan) -> None:
-    """Ask before money is spent, or what is out of the ordinary is made; -y leaves no question in the plan.
+    """Ask before money is spent or something unusual is made; with -y the plan has no question.
 
     Raises:
-        RequestError: the answer was no, or there is nobody to ask.
+        RequestError: the user declined, or no user can answer.
     """
     if plan.question and not confirmed(plan.question):
         raise RequestError(f"{plan.question}: add -y if you mean that")
@@ -403,34 +437,40 @@ def attach(
     *,
     take_over: bool = False,
 ) -> tuple[Pool, list[UnfinishedRun]]:
-    """A pool that another notebook of this user has made from here, in that one's place; and the runs that its user has to hear of.
+    """Attach to a pool that another notebook of this user has started from here, and replace that
+    one.
 
     Args:
-        name: the pool's, or its job id.
-        take_over: whether that notebook may be alive: it loses the pool.
+        name: name of the pool, or its job ID.
+        take_over: attach even if the other notebook may be alive; it loses the pool.
+
+    Returns:
+        The pool, and its runs that the user must be informed of.
 
     Raises:
-        PoolError: there is no such pool, its notebook is alive, its key is not to be used, or it is gone; says what to do.
+        PoolError: the pool does not exist, its notebook is alive, its key is not usable, or it is
+            gone; the message names the next step.
     """
     record = records.named(name)
-    if NOTEBOOK_JOB in os.environ:  # whose first cell has attached already
+    if NOTEBOOK_JOB in os.environ:  # the job's first cell has attached already
         for pool in registry.pools():
             if pool.job_id == record.job_id:
                 return pool, []
-    # of two notebooks that attach at once the later one finds that the other has the pool
+    # if two notebooks attach at once, the lock lets the second one see that the first has the pool
     with records.locked(
         record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")
     ):
-        pool, found = _attached(name, namespace, defaults, take_over)
+        pool, unfinished = _attached(name, namespace, defaults, take_over)
     tell(
-        f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s"
+        f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in "
+        f"{pool.start_seconds:.1f} s"
     )
     for note in pool.take_notes():
         tell(note)
     if folder := os.environ.get(NOTEBOOK_JOB):
         Path(folder, NOTEBOOK_KERNEL).write_text(identity())
         pool.keep_in_use()
-    return pool, found
+    return pool, unfinished
 
 
 def _attached(
@@ -438,25 +478,29 @@ def _attached(
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     own = [*registry.pools(), *registry.ended_pools()]
-    lost = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
-    if lost is not None and lost.job_id == record.job_id:
-        lost.leave()
-        registry.forget(lost)
+    taken = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
+    if taken is not None and taken.job_id == record.job_id:
+        taken.leave()
+        registry.forget(taken)
     elif any(pool.job_id == record.job_id for pool in own):
         raise PoolError(f"pool {record.name!r} already belongs to this notebook")
     if registry.known(record.name):
         raise PoolError(
-            f"this notebook already has a pool {record.name!r}: end that first (%sky_down {record.name})"
+            f"this notebook already has a pool {record.name!r}: end that first (%sky_down "
+            f"{record.name})"
         )
     if not (take_over or records.left(record)):
         raise PoolError(
-            f"{records.held_words(record)}: end that notebook, or take the pool away from it: %sky_attach {name} --take-over"
+            f"{records.held_words(record)}: end that notebook, or take the pool away from it: "
+            f"%sky_attach {name} --take-over"
         )
     key = keys.attachable(record.job_id)
     attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]
     if isinstance(key.accesses[0], head.NodeAccess):  # this is a notebook job on the pool's head
-        asked = key.plan.request  # the head has no credentials of the cloud
-        provider = providers.serving(replace(asked, provider="ssh") if key.plan.region else asked)
+        pool_request = key.plan.request  # the head has no credentials of the cloud
+        provider = providers.serving(
+            replace(pool_request, provider="ssh") if key.plan.region else pool_request
+        )
         attach_nodes = head.attach
     else:
         provider = attaching_provider(key)
@@ -464,7 +508,7 @@ def _attached(
     try:
         survey, nodes = attach_nodes(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
-        # before the other notebook loses its links, for it says who has taken the pool
+        # before the other notebook loses its links, because it reports who has taken the pool
         records.write(records.taken(record))
         try:
             unfinished = pool.attach(nodes, key)
@@ -480,7 +524,7 @@ def _attached(
 
 
 def attaching_provider(key: keys.PoolKey) -> Any:
-    """The provider of a pool that can be attached. Raises PoolError for others."""
+    """Return the provider of a pool that can be attached. Raises PoolError for other pools."""
     provider = providers.serving(key.plan.request)
     if not isinstance(provider, Attachable):
         raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")

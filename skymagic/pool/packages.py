@@ -1,4 +1,7 @@
-"""Packages of a pool's nodes: what a run needs and they lack is installed beside the running ranks, before anything is sent."""
+"""Packages of a pool's nodes: install what a run needs and a node lacks before anything is sent.
+
+The installation runs in parallel with the running ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,42 +34,46 @@ if TYPE_CHECKING:
     from skymagic.files.upload import DataPlane
 
 ANSWER_TIMEOUT = 10.0
-"""Seconds in which a rank must tell what is installed."""
+"""Seconds for a rank to report which packages are installed."""
 
 ATTEMPTS = 2
-"""How often a node is asked."""
+"""Number of attempts to query a node."""
 
 Words = Callable[[str, str], None]
-"""Gets each line that an installer prints, after the name of its node."""
+"""Called with a node's name and each line that its installer prints."""
 
 
 @dataclass(eq=False, repr=False)
 class Packages:
-    """Knows what the nodes of one pool have; nothing is asked of them before a run needs it."""
+    """Packages on the nodes of one pool; nodes are queried only when a run needs it."""
 
     _status: SharedStatus
     _resources: PoolResources
     _settled: set[str] = field(default_factory=set)
-    """Dotted names of modules that the nodes have, or with which nothing can be done."""
+    """Dotted names of modules that the nodes have, or that cannot be provided."""
     _unknown: dict[str, tuple[object, ...]] = field(default_factory=dict)
-    """Names that no distribution here has, with the state of this environment when that was looked up."""
+    """Names that no local distribution provides → stamp of this environment when they were looked
+    up.
+    """
     _nodes: dict[int, Environment] = field(default_factory=dict)
-    """By index of the machine, what is there."""
+    """Index of a machine → packages installed there."""
     _own: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By index of the machine, name → digest of the notebook's own distributions there."""
+    """Index of a machine → name → digest of the notebook's own distributions installed there."""
     _sources: dict[str, object] = field(default_factory=dict)
-    """First names of the modules of these → the state of their source when the nodes had it."""
+    """Top-level modules of the notebook's own distributions → stamp of the source on the nodes."""
     _noted: set[Distribution] = field(default_factory=set)
-    """What the user knows to be of another version there."""
+    """Distributions whose other version on the nodes was reported to the user."""
     _imported: set[str] = field(default_factory=set)
-    """Modules that ranks had imported when something was installed last."""
+    """Modules that ranks had already imported at the time of the last installation."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by who installs."""
+    """Held during an installation."""
 
-    # -- what runs need ----------------------------------------------------------------------------------------------
+    # -- before a run -----------------------------------------------------------------------------
 
     def unsettled(self, names: frozenset[str]) -> frozenset[str]:
-        """Names of modules that the nodes may lack, among these; microseconds where there are none."""
+        """Filter the names of modules that the nodes may lack; takes microseconds if there are
+        none.
+        """
         if self._sources and self._status.defaults.packages != "off":
             self._settled -= self._changed(names)
         if (
@@ -81,178 +88,226 @@ class Packages:
         if names <= self._settled:
             return frozenset()
         now = installed.stamp()
-        left = frozenset(name for name in names - self._settled if self._unknown.get(name) != now)
-        return frozenset() if left and self._nodes and self._are_there(left) else left
+        open_names = frozenset(
+            name for name in names - self._settled if self._unknown.get(name) != now
+        )
+        return (
+            frozenset()
+            if open_names and self._nodes and self._are_there(open_names)
+            else open_names
+        )
 
     def _changed(self, names: frozenset[str]) -> set[str]:
-        """Names, among these, whose source differs from what the nodes have; a look at each file of it."""
+        """Filter the names whose source files differ from what the nodes have."""
         tops = {name.partition(".")[0] for name in names} & set(self._sources)
         changed = {top for top in tops if installed.source_stamp(top) != self._sources[top]}
         return {name for name in names if name.partition(".")[0] in changed}
 
     def _are_there(self, names: frozenset[str]) -> bool:
-        """Whether all nodes are known to have these, in the notebook's versions: then the run need not be prepared twice."""
-        found, unknown = distributions.distributions(names, installed.here())
+        """Return True if all nodes are known to have these modules in the notebook's versions.
+
+        In that case the run need not be prepared twice.
+        """
+        needed, unknown = distributions.distributions(names, installed.here())
         if unknown or any(
-            lacks(one, there) or differs(one, there)
-            for one in found
-            for there in self._nodes.values()
+            lacks(distribution, environment) or differs(distribution, environment)
+            for distribution in needed
+            for environment in self._nodes.values()
         ):
             return False
-        if any(one.key in there for one in found for there in self._own.values()):
+        if any(
+            distribution.key in environment
+            for distribution in needed
+            for environment in self._own.values()
+        ):
             return False
         self._settled |= names
         return True
 
     def settle(self, needed: ModulesNeeded, screen: Screen, cancelled: Callable[[], bool]) -> None:
-        """See that all nodes have what a run needs.
+        """Provide all nodes with the packages that a run needs.
 
         Args:
-            screen: where it is said that something is installed, or is of another version there.
-            cancelled: whether the user has stopped the run.
+            screen: shows installations, and packages that a node has in another version.
+            cancelled: returns True once the user has stopped the run.
 
         Raises:
-            PackagesError: something is missing on a node and cannot be installed, or shall not be; nothing was sent.
+            PackagesError: a package is missing on a node and cannot or must not be installed;
+                nothing was sent.
         """
         own = {name.partition(".")[0] for name in needed.own}
         foreign = {name for name in needed.names if name.partition(".")[0] not in own}
-        found, unknown = distributions.distributions(foreign, installed.here())
+        distributions_needed, unknown = distributions.distributions(foreign, installed.here())
         with self._lock:
-            if found:
+            if distributions_needed:
                 if silent := self._look():
                     raise PackagesError(unanswered(silent))
-                self._provide(found, screen, cancelled)
-                self._note_versions(found, screen)
-            for one in found:
-                if any(one.key in there for there in self._own.values()):
-                    top = one.module.partition(".")[0]
+                self._provide(distributions_needed, screen, cancelled)
+                self._note_versions(distributions_needed, screen)
+            for distribution in distributions_needed:
+                if any(distribution.key in digests for digests in self._own.values()):
+                    top = distribution.module.partition(".")[0]
                     self._sources[top] = installed.source_stamp(top)
             self._unknown.update(dict.fromkeys(unknown, installed.stamp()))
             self._settled |= needed.names - unknown
 
     def _look(self, *, again: bool = False) -> list[str]:
-        """Ask the nodes of which it is not known what is there, or all of them; the names of those that do not answer."""
+        """Ask the nodes what is installed: those not known yet, or all if `again`.
+
+        Returns:
+            The names of the nodes that do not answer.
+        """
         agents = self._resources.agents
-        wanted = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
+        indexes = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
         ranks = [
             next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None)
-            for index in wanted
+            for index in indexes
         ]
-        asked = {rank: index for rank, index in zip(ranks, wanted, strict=True) if rank is not None}
-        for _ in range(ATTEMPTS if asked else 0):
-            for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items():
-                if told and "versions" in told:
-                    index = asked.pop(rank)
+        pending = {
+            rank: index for rank, index in zip(ranks, indexes, strict=True) if rank is not None
+        }
+        for _ in range(ATTEMPTS if pending else 0):
+            for rank, reply in agents.ask(pending, "installed", ANSWER_TIMEOUT).items():
+                if reply and "versions" in reply:
+                    index = pending.pop(rank)
                     self._nodes[index] = Environment(
-                        told["versions"], dict.fromkeys(told["modules"], ())
+                        reply["versions"], dict.fromkeys(reply["modules"], ())
                     )
                     self._own.setdefault(index, dict(agents.nodes[index].own))
-        return [agents.nodes[index].name for index in sorted(asked.values())]
+        return [agents.nodes[index].name for index in sorted(pending.values())]
 
     def _provide(
         self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
     ) -> None:
         lacking = {
-            index: [one for one in found if lacks(one, there)]
-            for index, there in sorted(self._nodes.items())
+            index: [distribution for distribution in found if lacks(distribution, environment)]
+            for index, environment in sorted(self._nodes.items())
         }
-        wheels = self._wheels(found, {index for index, ones in lacking.items() if ones}, screen)
-        missing = {index for index, ones in lacking.items() if ones or wheels[index]}
+        wheels = self._wheels(
+            found, {index for index, distributions in lacking.items() if distributions}, screen
+        )
+        missing = {
+            index for index, distributions in lacking.items() if distributions or wheels[index]
+        }
         if not missing:
             return
-        every = {each.name: each for index in missing for each in wheels[index]}
-        wanted = sorted(
-            {str(one) for index in missing for one in lacking[index] if one.key not in every}
+        own_wheels = {wheel.name: wheel for index in missing for wheel in wheels[index]}
+        labels = sorted(
+            {
+                str(distribution)
+                for index in missing
+                for distribution in lacking[index]
+                if distribution.key not in own_wheels
+            }
         )
-        wanted += [f"{each.name} {each.version}" for each in every.values()]
+        labels += [f"{wheel.name} {wheel.version}" for wheel in own_wheels.values()]
         nodes = [self._resources.agents.nodes[index] for index in sorted(missing)]
         names = [node.name for node in nodes]
-        needed = sorted({one for ones in lacking.values() for one in ones})
+        needed = sorted(
+            {distribution for distributions in lacking.values() for distribution in distributions}
+        )
         if foreign := [node for node in nodes if node.install is None]:
             raise PackagesError(refused(needed, names, [node.python for node in foreign]))
         if self._status.defaults.packages == "ask":
             raise PackagesError(asks(needed or found, names))
-        what = f"installing {', '.join(wanted)} on {', '.join(names)} …"
-        screen.status(f"[{what}]")
-        begun = time.monotonic()
+        message = f"installing {', '.join(labels)} on {', '.join(names)} …"
+        screen.status(f"[{message}]")
+        started = time.monotonic()
         additions = {
             index: addition(lacking[index], self._nodes[index], wheels[index])
             for index in sorted(missing)
         }
         problems = self._install(additions, lambda node, line: None, cancelled)
         if problems:
-            screen.status(f"[{what} failed]", last=True)
+            screen.status(f"[{message} failed]", last=True)
             raise PackagesError(
                 "\n".join(
-                    [f"{', '.join(wanted)} cannot be installed; nothing was sent:", *problems]
+                    [f"{', '.join(labels)} cannot be installed; nothing was sent:", *problems]
                 )
             )
-        screen.status(f"[{what} {time.monotonic() - begun:.1f} s]", last=True)
-        for one in found:
-            if one.key in every and one.module.partition(".")[0] in self._imported:
+        screen.status(f"[{message} {time.monotonic() - started:.1f} s]", last=True)
+        for distribution in found:
+            if (
+                distribution.key in own_wheels
+                and distribution.module.partition(".")[0] in self._imported
+            ):
                 screen.note(
-                    f"[{one.name} has changed since the ranks imported it: %sky_restart loads the new version]\n"
+                    f"[{distribution.name} has changed since the ranks imported it: %sky_restart "
+                    "loads the new version]\n"
                 )
         self._look(again=True)
 
     def _wheels(
         self, found: Sequence[Distribution], without: set[int], screen: Screen
     ) -> dict[int, list[OwnWheel]]:
-        """By node, the notebook's own distributions that it lacks or has of another source; what was put there by hand stays.
+        """Build the wheels of the notebook's own distributions for nodes that need them.
+
+        A node needs a wheel if it lacks the distribution or has it from another source. Packages
+        that were installed on a node by hand are left alone.
 
         Args:
-            without: nodes that lack some of what is needed, and perhaps what that needs in turn.
+            without: nodes that lack some of what is needed, and so perhaps its dependencies.
+
+        Returns:
+            The wheels by node.
         """
         wheels: dict[int, list[OwnWheel]] = {index: [] for index in self._nodes}
-        for name in own_names([one.name for one in found]):
+        for name in own_names([distribution.name for distribution in found]):
             lacking = {index for index in self._nodes if name not in self._nodes[index].versions}
-            known = {index for index in self._nodes if name in self._own.get(index, {})}
-            if not (lacking & without or known):
+            installed_by_us = {index for index in self._nodes if name in self._own.get(index, {})}
+            if not (lacking & without or installed_by_us):
                 continue
-            node = self._resources.agents.nodes[min(lacking | known)]
+            node = self._resources.agents.nodes[min(lacking | installed_by_us)]
             if node.install is None:
-                continue  # the interpreter is used as it is: this is said of all that it lacks
+                continue  # skymagic does not change it: one message lists everything that it lacks
             try:
                 wheel = own_wheel(name, lambda words: screen.status(f"[{words}]"))
             except NoWheel as problem:
                 raise PackagesError(no_wheel(name, str(problem))) from None
-            for index in sorted((lacking & without) | known):
+            for index in sorted((lacking & without) | installed_by_us):
                 if self._own.get(index, {}).get(name) != wheel.digest:
                     wheels[index].append(wheel)
         return wheels
 
     def _note_versions(self, found: Iterable[Distribution], screen: Screen) -> None:
-        for one in found:
-            others: dict[str, list[str]] = {}
-            for index, there in sorted(self._nodes.items()):
-                if theirs := differs(one, there):
-                    others.setdefault(theirs, []).append(self._resources.agents.nodes[index].name)
-            if others and one not in self._noted:
-                self._noted.add(one)
-                ours = all(node.install is not None for node in self._resources.agents.nodes)
-                screen.note(f"[{other_version(one, others, ours=ours)}]\n")
+        for distribution in found:
+            nodes_by_version: dict[str, list[str]] = {}
+            for index, environment in sorted(self._nodes.items()):
+                if version := differs(distribution, environment):
+                    nodes_by_version.setdefault(version, []).append(
+                        self._resources.agents.nodes[index].name
+                    )
+            if nodes_by_version and distribution not in self._noted:
+                self._noted.add(distribution)
+                may_install = all(node.install is not None for node in self._resources.agents.nodes)
+                screen.note(
+                    f"[{other_version(distribution, nodes_by_version, ours=may_install)}]\n"
+                )
 
-    # -- what users ask for ------------------------------------------------------------------------------------------
+    # -- %sky_pip ---------------------------------------------------------------------------------
 
     def install(self, packages: Sequence[str], words: Words) -> list[str]:
-        """Install packages on all nodes; the ranks can import them at once.
+        """Install packages on all nodes; ranks can import them at once.
 
         Args:
-            packages: requirements as pip takes them.
-            words: gets what the installer prints.
+            packages: requirements in pip's syntax.
+            words: called with the installer's output.
 
         Returns:
-            Sentences on what ranks have imported of another version.
+            Sentences on packages that ranks have imported in another version.
 
         Raises:
-            PackagesError: it could not be done, or is not for skymagic to do; with the command that does it.
+            PackagesError: the installation failed or is not skymagic's to do; the message names the
+                command that does it.
         """
         nodes = self._resources.agents.nodes
         if not self._status.plan.remote:
             raise PackagesError(notebooks_own(self._status.name, " ".join(["install", *packages])))
-        if named := [node for node in nodes if node.install is None]:
+        if fixed_nodes := [node for node in nodes if node.install is None]:
             raise PackagesError(
-                named_interpreter([node.name for node in named], named[0].python, packages)
+                named_interpreter(
+                    [node.name for node in fixed_nodes], fixed_nodes[0].python, packages
+                )
             )
         with self._lock:
             self._look()
@@ -267,41 +322,48 @@ class Packages:
             return self._replaced(before)
 
     def listed(self) -> dict[str, Environment]:
-        """By name of node, what is installed there; nodes that do not answer are left out.
+        """Return the packages installed on each node, by name of the node; nodes that do not answer
+        are omitted.
 
         Raises:
-            PackagesError: it is the notebook's own environment.
+            PackagesError: the pool runs in the notebook's own environment.
         """
         if not self._status.plan.remote:
             raise PackagesError(notebooks_own(self._status.name, "list"))
         with self._lock:
             self._look(again=True)
             return {
-                self._resources.agents.nodes[index].name: there
-                for index, there in sorted(self._nodes.items())
+                self._resources.agents.nodes[index].name: environment
+                for index, environment in sorted(self._nodes.items())
             }
 
     def _install(
         self, additions: Mapping[int, Addition], words: Words, cancelled: Callable[[], bool]
     ) -> list[str]:
-        """Install on some nodes, side by side, and let the ranks look again; what went wrong, by node."""
+        """Install on some nodes in parallel, and let the ranks rescan.
+
+        Returns:
+            The errors.
+        """
         interrupted = threading.Event()
 
         def stopped() -> bool:
             return interrupted.is_set() or cancelled()
 
         plane = data_plane(self._resources) if len(additions) > 1 else None
-        carried: list[str] = []
+        uploads: list[str] = []
 
         def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
-            """Bring a file to all nodes, unless another thread has brought one of this content."""
+            """Upload a file to all nodes, unless another thread has uploaded one with this
+            content.
+            """
 
             def progress(sent: int) -> None:
                 if stopped():
                     raise KeyboardInterrupt
 
-            carried.append(plane.put([_mapped(path)], progress))
-            return plane.places(node, carried[-1])
+            uploads.append(plane.put([_mapped(path)], progress))
+            return plane.places(node, uploads[-1])
 
         def one(node: Node, addition: Addition) -> None:
             assert node.install is not None
@@ -318,44 +380,46 @@ class Packages:
                 ]
             )
         except BaseException:
-            interrupted.set()  # the threads see it within a second
+            interrupted.set()  # the threads notice within a second
             raise
         finally:
             if plane is not None:
-                plane.drop(carried)
+                plane.drop(uploads)
         self._imported = self._rescan()
         for (index, addition), outcome in zip(additions.items(), outcomes, strict=True):
             if not isinstance(outcome, BaseException):
                 self._own.setdefault(index, {}).update(
-                    {each.name: each.digest for each in addition.own}
+                    {wheel.name: wheel.digest for wheel in addition.own}
                 )
         problems = failures(outcomes)
-        if stop := next(
+        if interrupt := next(
             (problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None
         ):
-            raise stop
+            raise interrupt
         return [str(problem) for problem in problems]
 
     def _rescan(self) -> set[str]:
-        """Let all ranks find what was installed; the names of modules that some rank had imported before."""
+        """Let all ranks find the installed packages; return the modules that any rank had imported
+        before.
+        """
         agents = self._resources.agents
         ready = [rank for rank, state in agents.ranks.items() if state.ready]
         return {
             name
-            for told in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values()
-            for name in told or ()
+            for modules in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values()
+            for name in modules or ()
         }
 
     def _replaced(self, before: Mapping[int, Environment]) -> list[str]:
-        """Sentences on distributions that are of another version now, where ranks have imported the earlier one."""
+        """Describe distributions that changed version while ranks have the earlier one imported."""
         modules: dict[str, set[str]] = {}
         for module, names in installed.here().modules.items():
             for name in names:
                 modules.setdefault(canonical(name), set()).add(module.partition(".")[0])
         changed = {
             (name, old, self._nodes[index].versions[name])
-            for index, there in before.items()
-            for name, old in there.versions.items()
+            for index, environment in before.items()
+            for name, old in environment.versions.items()
             if self._nodes[index].versions.get(name, old) != old
         }
         return [
@@ -366,49 +430,66 @@ class Packages:
 
 
 def _mapped(path: Path) -> memoryview:
-    """A file's bytes, which are not read into memory at once."""
+    """Map a file into memory without reading it at once."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
+# -- requirements and messages --------------------------------------------------------------------
 
 
 def requirement(needed: Distribution) -> str:
-    """What an installer is asked for: the notebook's version, whatever the build."""
+    """Return the requirement for the notebook's version of a distribution, regardless of
+    the build.
+    """
     return f"{needed.name}=={needed.version.partition('+')[0]}"
 
 
 def addition(
     needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()
 ) -> Addition:
-    """What a node gets for a run: nothing changes of what is there already, and perhaps imported.
+    """Build what a node gets for a run. Installed packages stay unchanged, because ranks may have
+    imported them.
 
     Args:
-        wheels: of the notebook's own distributions, also those that are there and have changed.
+        wheels: wheels of the notebook's own distributions, including installed ones that have
+            changed.
     """
-    mine = {each.name for each in wheels}
-    names = [one.name for one in needed if one.key not in mine]
-    kept = [
-        f"{name}=={version}" for name, version in sorted(there.versions.items()) if name not in mine
+    own_wheel_names = {wheel.name for wheel in wheels}
+    names = [
+        distribution.name for distribution in needed if distribution.key not in own_wheel_names
+    ]
+    constraints = [
+        f"{name}=={version}"
+        for name, version in sorted(there.versions.items())
+        if name not in own_wheel_names
     ]
     preferences = [
-        text for text in preferred([*names, *mine]) if text.partition("==")[0] not in there.versions
+        text
+        for text in preferred([*names, *own_wheel_names])
+        if text.partition("==")[0] not in there.versions
     ]
-    asked = [requirement(one) for one in needed if one.key not in mine]
-    return Addition(tuple(asked), tuple(kept), tuple(preferences), own=tuple(wheels))
+    requirements = [
+        requirement(distribution)
+        for distribution in needed
+        if distribution.key not in own_wheel_names
+    ]
+    return Addition(tuple(requirements), tuple(constraints), tuple(preferences), own=tuple(wheels))
 
 
 def by_hand(packages: Sequence[str]) -> Addition:
-    """What a user has asked for; names without a version get the notebook's, files go along, and the notebook's own as wheels.
+    """Build what a user has asked to install.
+
+    Names without a version get the notebook's version, files are uploaded, and the notebook's own
+    distributions are sent as wheels.
 
     Raises:
-        RequestError: there is no such file.
-        PackagesError: no wheel of the notebook's own can be made.
+        RequestError: a file does not exist.
+        PackagesError: a wheel of one of the notebook's own distributions cannot be built.
     """
     paths = [Path(text).expanduser() for text in packages if is_place(text) and "://" not in text]
-    if lost := [str(path) for path in paths if not path.is_file()]:
-        raise RequestError([f"{path} is not a file here" for path in lost])
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise RequestError([f"{path} is not a file here" for path in missing])
     names = [text for text in packages if not is_place(text) or "://" in text]
     try:
         wheels = tuple(map(own_wheel, own_names(names)))
@@ -418,64 +499,76 @@ def by_hand(packages: Sequence[str]) -> Addition:
 
 
 def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:
-    """Why a run is not begun whose packages are missing in interpreters that are used as they are; pure."""
-    wanted, where = " ".join(map(requirement, needed)), ", ".join(nodes)
-    commands = dict.fromkeys(f"{python} -m pip install {wanted}" for python in pythons)
+    """Explain that packages are missing in an interpreter that skymagic does not change; pure."""
+    requirements, hosts = " ".join(map(requirement, needed)), ", ".join(nodes)
+    commands = dict.fromkeys(f"{python} -m pip install {requirements}" for python in pythons)
     return (
-        f"the cell needs {', '.join(map(str, needed))}, which {where} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent.\n"
-        f"The interpreter there is used as it is, and skymagic does not change it. Run there: {'; '.join(commands)}\n"
+        f"the cell needs {', '.join(map(str, needed))}, which {hosts} "
+        f"{'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent.\n"
+        "The interpreter there is used as it is, and skymagic does not change it. Run there: "
+        f"{'; '.join(commands)}\n"
         '(%config SkyMagic.packages = "off" runs the cell anyway)'
     )
 
 
 def unanswered(nodes: Sequence[str]) -> str:
-    """Why a run is not begun when nobody knows what nodes have; pure."""
+    """Explain that nodes did not report their packages; pure."""
     have = "have" if len(nodes) > 1 else "has"
     return (
-        f"{', '.join(nodes)} {have} not reported within {ATTEMPTS * ANSWER_TIMEOUT:.0f} s what is installed there; nothing was sent.\n"
-        "A rank does not answer while native code holds its interpreter (%sky_stacks): run the cell again, or %sky_restart"
+        f"{', '.join(nodes)} {have} not reported within {ATTEMPTS * ANSWER_TIMEOUT:.0f} s what is "
+        "installed there; nothing was sent.\n"
+        "A rank does not answer while native code holds its interpreter (%sky_stacks): run the "
+        "cell again, or %sky_restart"
     )
 
 
 def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
-    """Why a run is not begun where the user wants to be asked; pure."""
+    """Explain that the user must install missing packages, with the setting `packages = "ask"`;
+    pure.
+    """
     return (
-        f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} {'lack' if len(nodes) > 1 else 'lacks'}; "
-        f"nothing was sent. Install it with: %sky_pip install {' '.join(map(requirement, needed))}\n"
+        f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} "
+        f"{'lack' if len(nodes) > 1 else 'lacks'}; "
+        "nothing was sent. Install it with: %sky_pip install "
+        f"{' '.join(map(requirement, needed))}\n"
         '(%config SkyMagic.packages = "sync" installs without asking)'
     )
 
 
 def no_wheel(name: str, problem: str) -> str:
-    """Why a run is not begun that needs one of the notebook's own distributions, of which no wheel can be made; pure."""
+    """Explain that no wheel can be built of one of the notebook's own distributions; pure."""
     return (
         f"the cell needs {name}, and nothing was sent: {problem}\n"
-        f"(send an existing wheel to the nodes with %sky_pip install wheels/{name.replace('-', '_')}-….whl)"
+        "(send an existing wheel to the nodes with %sky_pip install "
+        f"wheels/{name.replace('-', '_')}-….whl)"
     )
 
 
 def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, ours: bool) -> str:
-    """A note that a package is of another version on nodes; pure.
+    """Note that nodes have another version of a package; pure.
 
     Args:
-        nodes: version there → names of nodes.
-        ours: whether skymagic may install there.
+        nodes: version on the node → names of the nodes.
+        ours: True if skymagic may install there.
     """
-    there = ", ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
-    said = f"{needed.name} is {needed.version} here and {there}"
+    versions = ", ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
+    message = f"{needed.name} is {needed.version} here and {versions}"
     return (
-        f"{said}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal"
+        f"{message}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal"
         if ours
-        else said
+        else message
     )
 
 
 def notebooks_own(pool: str, command: str) -> str:
-    """Why a pool of this machine needs no installation; pure."""
+    """Explain that a pool on this machine shares the notebook's packages; pure."""
     return f"the ranks of pool {pool!r} run in the notebook's own environment: %pip {command}"
 
 
 def named_interpreter(nodes: Sequence[str], python: str, packages: Sequence[str]) -> str:
-    """Why nothing is installed into an interpreter that the user has named; pure."""
+    """Explain that nothing is installed into an interpreter that the user has named; pure."""
     command = f"{python} -m pip install {' '.join(packages)}"
-    return f"{python} on {', '.join(nodes)} is used as it is, and skymagic does not change it. Run there: {command}"
+    return (
+        f"{python} on {', '.join(nodes)} is used as it is, and skymagic does not change it. Run "
+        f"there: {command}"
+    )

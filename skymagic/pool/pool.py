@@ -1,4 +1,6 @@
-"""A pool: ranks that are ready, from acquiring their machines to releasing them, whatever happens in between."""
+"""The public class `Pool`: ranks that are ready for cells, from acquiring the machines to releasing
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,14 @@ if TYPE_CHECKING:
 
 
 def run_steps(done: str, steps: Sequence[Step]) -> None:
-    """Run all steps, in this order. One that is interrupted is given up, and the others run.
+    """Run all steps in order. If a step is interrupted, skip the rest of it and run the others.
 
     Args:
-        done: what is so all the same, for the error: "pool 'main' is stopped".
+        done: what holds even if steps fail, for the error: "pool 'main' is stopped".
 
     Raises:
         PoolError: steps have failed; names each of them.
-        KeyboardInterrupt: the user did not want to wait; has a note on each step that failed.
+        KeyboardInterrupt: the user did not want to wait; carries a note on each step that failed.
     """
     failed: list[str] = []
     first: BaseException | None = None
@@ -59,42 +61,48 @@ def run_steps(done: str, steps: Sequence[Step]) -> None:
             first = first or problem
         except BaseException as stop:
             interrupt = interrupt or stop
-    told = f"{done}, but this was not released: {'; '.join(failed)}" if failed else ""
+    message = f"{done}, but this was not released: {'; '.join(failed)}" if failed else ""
     if interrupt is not None:
-        if told:
-            interrupt.add_note(told)
+        if message:
+            interrupt.add_note(message)
         raise interrupt
-    if told:
-        raise PoolError(told) from first
+    if message:
+        raise PoolError(message) from first
 
 
 def pool_key(pool: Pool) -> PoolKey | None:
-    """What another notebook must know to attach to a pool; None where its agents end with this one."""
+    """Return what another notebook needs to attach to a pool, or None if its agents end with this
+    notebook.
+    """
     nodes = pool.agents.nodes
     if not all(node.access for node in nodes):
         return None
-    places = tuple((node.address, node.hostname) for node in nodes)
+    addresses = tuple((node.address, node.hostname) for node in nodes)
     accesses = tuple(node.access for node in nodes)
-    return PoolKey(pool.name, pool.job_id, pool.plan, accesses, places, pool.agents.started[0].port)
+    return PoolKey(
+        pool.name, pool.job_id, pool.plan, accesses, addresses, pool.agents.started[0].port
+    )
 
 
 def keep_key(pool: Pool) -> None:
-    """Let other notebooks of this user attach to a pool, where it outlives this one."""
+    """Write the key of a pool that outlives this notebook, so that other notebooks of this user can
+    attach.
+    """
     if (key := pool_key(pool)) is not None:
         keys.write(key)
 
 
 class Pool(SharedStatus):
-    """One set of ranks: its status, and the parts that share it.
+    """A set of ranks: its status, and the parts that share it.
 
     Args:
-        name: what users call it.
-        provider: who gives the machines.
+        name: name of the pool.
+        provider: provider of the machines.
         survey: what to make, and what the provider found.
         namespace: the notebook's variables.
-        defaults: limits and such.
-        gone: called when nothing of it is left, and nobody need hear why.
-        job_id: of one that another notebook has made; a new one unless given.
+        defaults: limits and other settings.
+        gone: called when the pool has released everything and its end needs no explanation.
+        job_id: job ID of a pool that another notebook has started; a new ID unless given.
     """
 
     def __init__(
@@ -112,23 +120,23 @@ class Pool(SharedStatus):
         self.namespace = namespace
         self.attached = False  # whether another notebook has made it
         self.announced_in = ""
-        """The request in whose cell a display has shown its start."""
+        """ID of the request whose cell shows the pool's start."""
         self.started_at = 0.0
         self.start_seconds = 0.0
         self.stopped_runs: tuple[RunSpec, ...] = ()
-        """After the end: runs that were under way, or waited for their ranks."""
+        """Runs that the end of the pool stopped, including those that waited for their ranks."""
         self._gone = gone
         self._folder = (
             "~" if survey.plan.remote else str(Path.cwd())
         )  # where ranks run, on their node
         self._in_use = contextlib.ExitStack()
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
-        """What plugins have open in the notebook, with their names."""
+        """Names and open contexts of plugins in the notebook."""
         self.scheduler = Scheduler()
         self.meter = Meter(
-            lambda: self.agents, lambda rank: [one.word for one in self.plan.devices_of(rank)]
+            lambda: self.agents, lambda rank: [device.word for device in self.plan.devices_of(rank)]
         )
-        """What measures what its ranks use."""
+        """Measures the resource usage of the ranks."""
         self.resources = PoolResources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self.resources)
         self._dispatch = dispatch
@@ -163,19 +171,21 @@ class Pool(SharedStatus):
 
     @property
     def agents(self) -> Agents:
-        """The agents of a started pool. Raises PoolStateError where there are none."""
+        """The agents of a started pool. Raises PoolStateError if the pool was not started."""
         return self.resources.agents
 
     @property
     def shipper(self) -> Shipper:
-        """What knows which values the ranks hold. Raises PoolStateError where the pool was not started."""
+        """The shipper, which knows which values the ranks hold. Raises PoolStateError if the pool
+        was not started.
+        """
         return self.resources.shipper
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- life cycle -------------------------------------------------------------------------------
 
     def start(self, say: Callable[[str], None]) -> None:
-        """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
-        begun = time.monotonic()
+        """Acquire the machines and start all ranks; a failure leaves nothing running."""
+        started = time.monotonic()
         self.move(PoolEvent.START)
         try:
             self.resources.start(self._events.connect, say)
@@ -186,32 +196,33 @@ class Pool(SharedStatus):
         self.lifetime.begin("start")
         self.lifetime.end("start", now())
         self.started_at = now()
-        self.start_seconds = time.monotonic() - begun
+        self.start_seconds = time.monotonic() - started
         self._enter_plugins()
         self.survey.ready()
 
     def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[UnfinishedRun]:
-        """Take up a pool that another notebook has made, in that one's place.
+        """Take over a pool that another notebook has started.
 
         Returns:
             The runs whose end the user has not seen, the oldest first, for `follow`.
 
         Raises:
-            ProvisionError: a machine is gone, or does not answer; what runs there is left as it is.
+            ProvisionError: a machine is gone or does not answer; everything on the machines is left
+                as it is.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         self.attached = True
-        found = self._attaching.attach(nodes, self._events.connect, key)
-        self.started_at, self.start_seconds = now(), time.monotonic() - begun
+        unfinished = self._attaching.attach(nodes, self._events.connect, key)
+        self.started_at, self.start_seconds = now(), time.monotonic() - started
         self._enter_plugins()
-        return found
+        return unfinished
 
     def _enter_plugins(self) -> None:
-        """Open what plugins do in the notebook; if one fails, the pool goes."""
+        """Open the plugins' contexts in the notebook; close the pool if one fails."""
         for plugin in self.plugins:
-            opened = contextlib.ExitStack()
+            context = contextlib.ExitStack()
             try:
-                opened.enter_context(plugin.around_client(self))
+                context.enter_context(plugin.around_client(self))
             except BaseException as problem:
                 problem.add_note(
                     f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped"
@@ -219,27 +230,28 @@ class Pool(SharedStatus):
                 self._close_after(problem)
                 raise
             self._plugin_contexts.append(
-                (f"what the plugin {plugin.name!r} has open in the notebook", opened)
+                (f"what the plugin {plugin.name!r} has open in the notebook", context)
             )
 
     def _close_after(self, problem: BaseException) -> None:
-        """End it because of a problem, which stays what the user is told of first."""
+        """Close the pool because of an error that stays the first one the user sees."""
         try:
             self.close()
-        except Exception as more:
-            problem.add_note(str(more))
+        except Exception as close_error:
+            problem.add_note(str(close_error))
 
     def close(self, *, keeps_name: bool = False, how: str = messages.WAS_ENDED) -> None:
-        """End all ranks and release all machines; legal in every state, twice is safe.
+        """End all ranks and release all machines; legal in every state, safe to call twice.
 
-        Runs that are under way, on whatever thread, end with a PoolError before anything is released.
+        Current runs end with a PoolError on their threads before anything is released.
 
         Args:
-            keeps_name: it has ended by itself, and is known by its name until it is closed or made again.
-            how: what becomes of it and what to do, for the runs that are under way.
+            keeps_name: keep the name registered until the pool is closed or recreated, because it
+                has ended by itself.
+            how: cause and remedy, for the runs that are stopped.
 
         Raises:
-            PoolError: not all was released; says what.
+            PoolError: not everything was released; names what was not.
         """
         with contextlib.ExitStack() as at_last:
             if not keeps_name:
@@ -250,7 +262,7 @@ class Pool(SharedStatus):
             self.stopped_runs = tuple(self.runs.under_way())
             self._dispatch.close(f"pool {self.name!r} {how}")
             plugins: list[Step] = [
-                (what, opened.close) for what, opened in reversed(self._plugin_contexts)
+                (what, context.close) for what, context in reversed(self._plugin_contexts)
             ]
             try:
                 replacement: Step = ("machines that are being replaced", self.replacement.close)
@@ -265,34 +277,45 @@ class Pool(SharedStatus):
                 records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
 
     def stays(self, restart: bool) -> bool:
-        """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.
+        """Return True if the pool stays when its notebook ends normally.
+
+        That is the case if another notebook can attach to it, and it is detached, has a run in
+        progress, or belongs to a notebook job.
 
         Args:
-            restart: the notebook's kernel is started again.
+            restart: True if the notebook's kernel is being restarted.
         """
         in_job = processes.NOTEBOOK_JOB in os.environ
-        asked = restart or in_job or self.plan.request.detached or self.state is State.RUNNING
+        wanted_to_stay = (
+            restart or in_job or self.plan.request.detached or self.state is State.RUNNING
+        )
         return (
-            asked and self.plan.outlives and self.resources.started and pool_key(self) is not None
+            wanted_to_stay
+            and self.plan.outlives
+            and self.resources.started
+            and pool_key(self) is not None
         )
 
     def keep_in_use(self) -> None:
-        """Keep it from being idle between the cells of a notebook job, until `leave`."""
+        """Keep the pool from counting as idle between the cells of a notebook job, until
+        `leave`.
+        """
         self.lifetime.begin("notebook")
         self._in_use.callback(lambda: self.lifetime.end("notebook", now()))
         self._in_use.enter_context(self.agents.busy(()))
 
     def leave(self) -> None:
-        """Close all connections, and leave what runs for another notebook to attach to; twice is safe.
+        """Close all connections and leave the pool running, for another notebook to attach to; safe
+        to call twice.
 
         Raises:
-            PoolError: not all was closed; says what.
+            PoolError: not everything was closed; names what was not.
         """
         if self.state is State.STOPPED:
             return
         self.move(PoolEvent.STOP)
         plugins: list[Step] = [
-            (what, opened.close) for what, opened in reversed(self._plugin_contexts)
+            (what, context.close) for what, context in reversed(self._plugin_contexts)
         ]
         try:
             steps: list[Step] = [
@@ -307,28 +330,33 @@ class Pool(SharedStatus):
             self.move(PoolEvent.STOPPED)
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
-        """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
+        """Restart ranks (by default all of them); their variables are gone. Legal in every state
+        but the end.
 
         Raises:
-            RequestError: there are no such ranks.
-            PoolError: they did not come back.
+            RequestError: a rank does not exist.
+            PoolError: the ranks did not come back.
         """
         self.recovery.restart(ranks)
 
     @property
     def metrics(self) -> Any:
-        """What ranks have reported with ``sky.report``, while they go on too: a DataFrame with the index (step, rank).
+        """Numbers reported with ``sky.report``, also by runs in progress: a DataFrame with the
+        index (step, rank).
 
-        Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. Where steps begin again, in another
-        epoch or another cell, they are counted on. ``pool.metrics.loss.unstack().plot()``.
-        Without pandas: a list of dicts whose columns are read in the same way (``pool.metrics.loss.mean()``).
+        Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. If the
+        steps start again, in another epoch or another cell, the step count continues.
+        ``pool.metrics.loss.unstack().plot()``. Without pandas: a list of dicts whose columns are
+        read in the same way (``pool.metrics.loss.mean()``).
         """
         return table(self.runs.reported)
 
-    # -- its nodes ---------------------------------------------------------------------------------------------------
+    # -- nodes and status -------------------------------------------------------------------------
 
     def files(self) -> Files:
-        """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
+        """Return what copies files between the notebook and the pool's machines; this machine
+        counts once.
+        """
         from skymagic.files.copy import Files
 
         return Files(
@@ -338,28 +366,36 @@ class Pool(SharedStatus):
         )
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
-        """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""
+        """Return the indexes of these nodes' machines as `files` counts them. Raises RequestError
+        for nodes that do not exist.
+        """
         nodes = chosen.ranks(self.plan.topology.nodes, "node")
         last = len(self.agents.nodes) - 1
         return tuple(sorted({min(node, last) for node in nodes}))
 
     def status(self) -> list[tuple[object, ...]]:
-        """A row for each rank: rank, node, host, process id, state."""
+        """Return a row for each rank: rank, node, host, process ID, state."""
         return rows(self.plan.topology, self.agents, self.state) if self.resources.started else []
 
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
-        where = f"{self.plan.size} on {', '.join(self.plan.hosts)}"
-        left = f", {text}" if (text := messages.time_left(self.plan.ends)) else ""
-        return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}{left}>"
+        location = f"{self.plan.size} on {', '.join(self.plan.hosts)}"
+        remaining = f", {text}" if (text := messages.time_left(self.plan.ends)) else ""
+        return f"<Pool {self.name!r}: {location}, plugins: {names}, {self.state.value}{remaining}>"
 
     def _repr_html_(self) -> str:
-        # the display of its start, above it in the same cell, has the title already
-        announced = bool(self.announced_in) and self.announced_in == live.request_id()
-        return self.picture({}, titled=not (announced and self.state is State.READY))
+        # the panel of the start, above in the same cell, shows the title already
+        is_announced = bool(self.announced_in) and self.announced_in == live.request_id()
+        return self.picture({}, titled=not (is_announced and self.state is State.READY))
 
     def picture(self, use: Mapping[int, RankUse] | None = None, *, titled: bool = True) -> str:
-        """Return the pool panel as HTML: nodes, ranks and their states, and what each rank uses; measured now unless given."""
+        """Return the pool panel as HTML: nodes, ranks, their states, and each rank's resource
+        usage.
+
+        Args:
+            use: resource usage by rank; measured now unless given.
+            titled: include the title.
+        """
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
         return panel.pool_html(
@@ -368,10 +404,11 @@ class Pool(SharedStatus):
         )
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
-        """By rank what it uses, of those that are known.
+        """Return the resource usage of the ranks, as far as it is known.
 
         Args:
-            window: seconds over which the use of processors is taken; 0 for since the last time that it was measured.
+            window: seconds over which to measure the processors' utilization; 0 for the time since
+                the last measurement.
         """
         if self.state not in (State.READY, State.RUNNING, State.DEGRADED):
             return {}

@@ -1,16 +1,18 @@
-"""Recovery beside the user: ranks are started anew, and all of them form a process group again.
+"""Recovery in the background: restart ranks, and form a process group of all ranks again.
 
-Each attempt has a generation number. Ranks that live get a `Rejoin` order and meet the new ones in a group of that generation.
-When one of them fails at it, the others leave the group that was being formed; it is replaced, and they meet in the next generation::
+Each attempt has a generation number. Live ranks get a `Rejoin` order and join the new ranks in a
+group of that generation. If one of them fails to join, the others leave the unfinished group; the
+failed rank is replaced, and all join in the next generation::
 
     rank 0   Rejoin 1 ─▶ waits ─▶ released ─▶ Rejoin 2 ─▶ joined, with its variables
     rank 1   Rejoin 1 ─▶ fails ─▶ killed
     rank 1                        started for 2 ────────▶ joined
 
-Where nobody is at fault, or it fails again, all ranks are started anew.
+If no rank is at fault, or joining fails again, all ranks are restarted.
 
-A recovery owns the ranks from when it has them reserved: a restart that is asked for meanwhile ends none of those that are being started
-anew, which are what it wants, and leaves the others to be replaced in the recovery's next generation.
+A recovery owns the ranks once it has reserved them. A restart requested meanwhile does not kill
+ranks that the recovery is already restarting, which is what the restart wants; the recovery
+replaces the other ranks in its next generation.
 """
 
 from __future__ import annotations
@@ -40,52 +42,61 @@ from skymagic.wire.processes import describe
 from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 60.0
-"""Seconds for which ranks that live wait for a new group; one that hangs by itself is found sooner (`hanging`)."""
-REJOIN_GRACE = 1.0  # seconds in which they leave it when one of them has failed; a few times that, while they are slow
-ATTEMPTS = 4  # how often a group is formed at most; the last time with all ranks started anew
+"""Seconds that live ranks wait for a new group; a rank that hangs is detected sooner
+(`hanging`).
+"""
+REJOIN_GRACE = 1.0
+"""Seconds for ranks to leave a group after another rank failed; several times that if they are
+slow.
+"""
+ATTEMPTS = 4
+"""Maximum number of attempts to form a group; the last one restarts all ranks."""
 TIMEOUT = 120.0
-"""Seconds for which a restart waits for the ranks."""
+"""Seconds that a restart waits for the ranks."""
 LOOK_INTERVAL = 0.5
-"""Seconds between two looks of a restart at what holds the ranks up."""
+"""Seconds between checks of a waiting restart for what delays the ranks."""
 GIVE_UP_TIMEOUT = 10.0
-"""Seconds in which a recovery ends whose nodes were given up."""
+"""Seconds for a recovery to end after its nodes were given up."""
 
 
 @dataclass(eq=False, repr=False)
 class Recovery:
-    """Thread that brings back a pool's ranks, while it has all of them reserved."""
+    """Thread that restores a pool's ranks while it has all of them reserved."""
 
     _status: SharedStatus
     _resources: PoolResources
     _scheduler: Scheduler
-    """Recovery comes ahead of runs that have not begun."""
+    """Recovery goes before runs that wait in the queue."""
     _send: Callable[..., Report]
-    """Has an order carried out by ranks, and waits for them (`Dispatch.send`)."""
+    """Sends an order to ranks and waits for them (`Dispatch.send`)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held for moments, while what follows is changed."""
+    """Held briefly while the fields below change."""
     _to_replace: set[int] = field(default_factory=set)
     _to_form: bool = False
-    """Whether groups must be formed anew; else the ranks only go on together after a cell that failed."""
+    """True if groups must be formed again; otherwise ranks only resynchronize after a
+    failed cell.
+    """
     _queued: bool = False
     _fresh: frozenset[int] | None = None
-    """Ranks that the recovery under way has started anew; None while there is none."""
+    """Ranks that the current recovery has restarted; None if no recovery is in progress."""
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
     generation: int = 0
-    """Number of the process group that was formed last."""
+    """Number of the latest process group."""
     _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The new places of ranks that live, which they get when they join the next group."""
+    """New `InstanceInfo` values of live ranks, which they get when they join the next group."""
 
     def begin(self, dead: Iterable[int], *, form: bool = True) -> None:
-        """Start ranks anew and form the process groups again; returns at once, and runs that wait go on after it.
+        """Start to replace dead ranks and form the process groups again, and return at once.
 
-        It needs all ranks, and so begins when the runs that have begun are over.
+        Recovery needs all ranks: it starts when current runs are over, and before the runs in the
+        queue.
 
         Args:
-            form: False where the groups are whole, and plugins only put in order what a failed cell has left.
+            form: False if the groups are intact and plugins only clean up after a failed cell.
 
         Raises:
-            PoolStateError: not in this state.
+            PoolStateError: the pool's state does not allow it.
         """
         self._status.check(PoolEvent.RECOVER)
         with self._lock:
@@ -94,7 +105,7 @@ class Recovery:
             self._queue()
 
     def _queue(self) -> None:
-        """Have a thread recover once it has all ranks; the lock is held."""
+        """Start a thread that recovers once it has all ranks. The caller holds the lock."""
         if self._queued:
             return
         self._queued = True
@@ -108,23 +119,27 @@ class Recovery:
         self._thread.start()
 
     def begin_after(self, report: Report) -> None:
-        """Begin if a run has left ranks dead, out of their group, or out of step with each other, or has failed otherwise."""
+        """Start a recovery if a run left ranks dead, out of their group or out of step, or failed
+        otherwise.
+        """
         dead = [
             number
             for number, rank in report.ranks.items()
             if rank.died is not None or (rank.outcome or {}).get("gpu_lost")
         ]
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
-        left_group = not all(outcome.get("joined", True) for outcome in outcomes)
-        broken = bool(dead) or left_group or report.freed or report.out_of_step
-        settles = not report.good and any(
+        has_left_group = not all(outcome.get("joined", True) for outcome in outcomes)
+        is_broken = bool(dead) or has_left_group or report.freed or report.out_of_step
+        must_settle = not report.good and any(
             plugin.settle is not None for plugin in self._status.plugins
         )
-        if (broken or settles) and self._status.state in (State.READY, State.RUNNING):
-            self.begin(dead, form=broken)
+        if (is_broken or must_settle) and self._status.state in (State.READY, State.RUNNING):
+            self.begin(dead, form=is_broken)
 
     def wait(self, timeout: float = TIMEOUT) -> bool:
-        """Wait for the recovery begun last; False if it goes on after so many seconds, or there was none."""
+        """Wait for the latest recovery. Return False if none was started, or if it exceeds
+        `timeout` seconds.
+        """
         with self._lock:
             thread = self._thread  # it is started: `begin` holds the lock until then
         if thread is None:
@@ -133,10 +148,11 @@ class Recovery:
         return not thread.is_alive()
 
     def check(self) -> None:
-        """Raises PoolStateError, once, if ranks did not come back; called before each run."""
+        """Raise PoolStateError, once, if ranks did not come back. Called before each run."""
         if (problem := self._take_problem()) is not None:
             raise PoolStateError(
-                f"pool {self._status.name!r} lost ranks that did not come back: {problem}; try %sky_restart"
+                f"pool {self._status.name!r} lost ranks that did not come back: {problem}; try "
+                "%sky_restart"
             )
 
     def _take_problem(self) -> Exception | None:
@@ -144,61 +160,66 @@ class Recovery:
         return problem
 
     def restart(self, ranks: Sequence[int] | None) -> None:
-        """Start ranks anew (all of them), and those of machines that can be reached again.
+        """Restart ranks (by default all of them), and the ranks of machines that can be reached
+        again.
 
         Raises:
-            RequestError: there are no such ranks.
-            PoolError: they did not come back.
+            RequestError: a rank does not exist.
+            PoolError: the ranks did not come back.
         """
         world_size = self._status.world_size
         self._status.check(PoolEvent.RECOVER)
-        chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
-        wrong = [rank for rank in chosen if not 0 <= rank < world_size]
-        if wrong:
+        selected = list(range(world_size)) if ranks is None else sorted(set(ranks))
+        unknown_ranks = [rank for rank in selected if not 0 <= rank < world_size]
+        if unknown_ranks:
             raise RequestError(
-                f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"
+                f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not "
+                f"{rank_words(unknown_ranks)}"
             )
-        if slow_start.give_up(self._resources, chosen):
-            self.wait(GIVE_UP_TIMEOUT)  # for the recovery that waits for what was given up
-        self._replace({*chosen, *self._resources.revive()})
+        if slow_start.give_up(self._resources, selected):
+            self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
+        self._replace({*selected, *self._resources.revive()})
         self._wait_until_back()
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
 
     def _wait_until_back(self) -> None:
-        """Wait for the ranks that were started anew, and tell what holds them up."""
-        end, told = time.monotonic() + TIMEOUT, False
+        """Wait for restarted ranks, and show what delays them."""
+        deadline, is_shown = time.monotonic() + TIMEOUT, False
         while not self.wait(LOOK_INTERVAL):
-            if time.monotonic() >= end:
+            if time.monotonic() >= deadline:
                 raise PoolError(
-                    f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: %sky_status shows them"
+                    f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: "
+                    "%sky_status shows them"
                 )
-            if not told and (text := slow_start.reason(self._resources)):
-                told = True
+            if not is_shown and (text := slow_start.reason(self._resources)):
+                is_shown = True
                 print_note(f"[{text}]")
 
     def slow(self) -> str:
-        """Return what holds up ranks that are being started anew, or "" while nothing has for long."""
+        """Return what delays ranks that are restarting, or "" if nothing does for long."""
         recovering = self._status.state is State.RECOVERING
         return slow_start.reason(self._resources) if recovering else ""
 
     def _replace(self, chosen: Iterable[int]) -> None:
-        """Have ranks started anew, by the recovery under way if there is one; runs that have begun on them end."""
+        """Restart ranks and end the runs on them; a recovery in progress takes the ranks on."""
         with self._lock:
-            wanted = sorted(set(chosen) - (self._fresh or frozenset()))
+            ranks = sorted(set(chosen) - (self._fresh or frozenset()))
             self._problem = None
-            # while the lock is held no recovery starts one of them: only what runs now is hit
-            self._resources.agents.signal(wanted, signal.SIGKILL)
-            self._to_replace.update(wanted)
+            # No recovery starts one of these ranks while the lock is held, so the signal hits only
+            # the current processes.
+            self._resources.agents.signal(ranks, signal.SIGKILL)
+            self._to_replace.update(ranks)
             if self._fresh is None:
                 self._to_form = True
                 self._queue()
 
     def exchange(self, machines: Mapping[int, Node]) -> None:
-        """Go on with other machines in the place of those that are gone: their ranks start anew, and all form a new group.
+        """Replace lost machines with others: restart their ranks, and form a new group of all
+        ranks.
 
         Raises:
-            ProvisionError: one is not to be reached.
+            ProvisionError: a machine cannot be reached.
             PoolError: the ranks did not come back.
         """
         lost = self._resources.revive(machines)
@@ -214,25 +235,27 @@ class Recovery:
             self._infos = {}
 
     def resize(self, plan: Plan) -> str:
-        """Add or release nodes of a pool on this machine, between runs; the ranks that stay form a new group with the others.
+        """Add or release nodes of a pool on this machine, between runs, and form a new group of all
+        ranks.
 
         Returns:
-            What became of the ranks' variables, in a line.
+            What happened to the ranks' variables, in a line.
 
         Raises:
-            PoolStateError: not in this state.
-            PoolError: the ranks did not come up.
+            PoolStateError: the pool's state does not allow it.
+            PoolError: the ranks did not start.
         """
         self._status.check(PoolEvent.RECOVER)
         before, after = self._status.world_size, plan.topology.world_size
-        stay = range(min(before, after))
-        # a process cannot take other GPUs than it has opened
-        moved = any(
+        remaining = range(min(before, after))
+        # a process cannot switch to other GPUs once it has opened some
+        has_other_gpus = any(
             devices_environment(self._status.plan, rank) != devices_environment(plan, rank)
             or self._status.plan.devices_of(rank) != plan.devices_of(rank)
-            for rank in stay
+            for rank in remaining
         )
-        # The wait may be interrupted. What follows may not, and so goes on by itself when the user does not wait for it.
+        # The wait may be interrupted. The work may not: it continues on its thread if the user
+        # stops waiting for it.
         reservation = self._scheduler.request(range(max(before, after)))
         self._scheduler.acquire(reservation)
 
@@ -242,7 +265,7 @@ class Recovery:
                 self._status.plan = plan
                 self._infos = self._resources.reshape()
                 self._recover(
-                    list(range(0 if moved or self._status.inseparable else before, after))
+                    list(range(0 if has_other_gpus or self._status.inseparable else before, after))
                 )
                 if (problem := self._take_problem()) is not None:
                     raise PoolError(f"the ranks did not come up: {problem}") from problem
@@ -252,9 +275,9 @@ class Recovery:
 
         for problem in failures(run_all([work], name="skymagic-resize")):
             raise problem
-        return messages.variables_then(before, after, self._status.inseparable, moved)
+        return messages.variables_then(before, after, self._status.inseparable, has_other_gpus)
 
-    # -- on its own thread -------------------------------------------------------------------------------------------
+    # -- on the recovery thread -------------------------------------------------------------------
 
     def _recover_when_free(self, reservation: RankReservation) -> None:
         with reservation:
@@ -279,7 +302,7 @@ class Recovery:
         except Exception as problem:
             self._fresh = None
             self._problem = problem
-            # without the head, where the controller runs, all ranks are out of reach
+            # without the head, which runs the controller, all ranks are unreachable
             self._status.move(
                 PoolEvent.LOSE if 0 in self._resources.agents.gone else PoolEvent.DEGRADE
             )
@@ -287,9 +310,10 @@ class Recovery:
             self._status.move(PoolEvent.RECOVERED)
 
     def _bring_back(self, dead: Iterable[int]) -> None:
-        """Replace the dead, and let all others join a new group with them; replace those too that cannot.
+        """Replace the dead ranks and form a new group with all others; replace those that fail to
+        join, too.
 
-        Raises PoolError if even new ranks alone cannot form a group.
+        Raises PoolError if even restarted ranks alone cannot form a group.
         """
         everyone = set(range(self._status.world_size))
         replaced, attempt = set(dead), 0
@@ -307,11 +331,11 @@ class Recovery:
                 self._resources.take_up(sorted(replaced))
                 if self._over():
                     return
-            if self._to_replace:  # a restart has ended ranks: that is no fault of theirs
+            if self._to_replace:  # a restart killed ranks, so they are not at fault
                 continue
             attempt += 1
-            last = attempt + 1 >= ATTEMPTS or self._status.inseparable
-            faulty = {*problems} if problems and not last else everyone
+            is_last = attempt + 1 >= ATTEMPTS or self._status.inseparable
+            faulty = {*problems} if problems and not is_last else everyone
             self._status.note(
                 messages.replaced_words(problems or {}, faulty, self._status.world_size)
             )
@@ -319,20 +343,23 @@ class Recovery:
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
 
     def _over(self) -> bool:
-        """Whether no restart wants other ranks replaced; then this recovery takes no more of them."""
+        """Return True if no restart wants more ranks replaced; from then on this recovery accepts
+        none.
+        """
         with self._lock:
             if not self._to_replace:
                 self._fresh = None
             return not self._to_replace
 
     def _rejoin(self, alive: Sequence[int], *, form: bool = True) -> dict[int, str] | None:
-        """Let ranks that live form a new group, or go on together in the one that they have.
+        """Let live ranks form a new group, or resynchronize in the one that they have.
 
-        None if they did, else those that failed by themselves, each with what went wrong.
+        Returns:
+            None on success, else the ranks at fault with their errors.
         """
         if not alive:
             return None
-        # those that are being replaced take part too, from their side
+        # ranks that are being replaced join the group too, as part of their start
         infos = {str(rank): info for rank, info in self._infos.items()}
         everyone = tuple(range(self._status.world_size))
         order = Rejoin(ranks=everyone, generation=self.generation, form=form, infos=infos)
@@ -352,28 +379,29 @@ class Recovery:
 
 
 def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
-    """The ranks that could not form a group because of themselves, each with what went wrong.
+    """Return the ranks that could not form a group through their own fault, with their errors.
 
-    Those that waited for them say so when they are released, or that a connection has closed if that comes first, in one of the many
-    words that torch has for it: where a rank has ended or raised something else, it is the cause. One that does not even
-    end when it is released hangs by itself, and was killed.
+    Ranks that waited for these ranks report that they were released, or that a connection has
+    closed if that happens first, in one of torch's many wordings. If a rank has died or raised
+    something else, that rank is the cause. A rank that does not even end when it is released hangs
+    by itself, and was killed.
 
     Args:
-        hung: ranks that were ended because they hung, or could not start, each with why.
+        hung: ranks that were killed because they hung or could not start, with the reasons.
     """
-    certain = {rank: why for rank, why in hung.items() if rank not in report.ranks}
-    suspected = {}
+    causes = {rank: why for rank, why in hung.items() if rank not in report.ranks}
+    suspects = {}
     for number, rank in report.ranks.items():
         outcome = rank.outcome or {}
         if rank.died is not None:
-            unanswered = (
+            reason = (
                 f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
             )
-            certain[number] = hung.get(number, unanswered)
+            causes[number] = hung.get(number, reason)
         elif rank.failed and not outcome["freed"]:
             problem = f"{outcome['ename']}: {outcome['evalue']}"
             if not may_be_connection_error(outcome["ename"]):
-                certain[number] = problem
+                causes[number] = problem
             elif not is_connection_error(outcome["ename"], outcome["evalue"]):
-                suspected[number] = problem
-    return certain or suspected
+                suspects[number] = problem
+    return causes or suspects

@@ -1,6 +1,8 @@
-"""What a pool holds while it lives: machines, agents, engine and store, brought up in this order and released in reverse.
+"""Resources of a running pool: machines, agents, engine and store, started in this order and
+released in reverse.
 
-The specification of each agent and each rank is a pure function of the pool's plan."""
+The specification of each agent and each rank is a pure function of the pool's plan.
+"""
 
 from __future__ import annotations
 
@@ -34,37 +36,42 @@ if TYPE_CHECKING:
     from skymagic.run.engine import RankEngine
 
 START_TIMEOUT = 120.0
-"""Seconds that each step of a start may take."""
+"""Timeout in seconds of each step of a start."""
 REGISTRATION_TIMEOUT = 10.0
-"""Seconds for which ranks that are up may fail to register with the controller, while no other one does either."""
+"""Seconds without any registration after which ranks that are up count as failing to register with
+the controller.
+"""
 
 
 def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of everything on a node.
+    """Build the environment variables of all processes on a node.
 
     Args:
-        environ: the notebook's own: values of secrets, and, on this machine, what is inherited.
+        environ: the notebook's environment: the source of secrets and, on this machine, of
+            inherited variables.
     """
     shape = plan.topology
     on_machine = shape.procs_per_node if plan.remote else shape.world_size
     threads = {"OMP_NUM_THREADS": str(max(1, plan.cpus // on_machine))}
     env = threads if plan.remote or "OMP_NUM_THREADS" not in environ else {}
-    secret = {name: environ[name] for name in plan.request.secrets if name in environ}
-    return {**env, **dict(plan.image.env), **dict(plan.request.env), **secret}
+    secrets = {name: environ[name] for name in plan.request.secrets if name in environ}
+    return {**env, **dict(plan.image.env), **dict(plan.request.env), **secrets}
 
 
 def devices_environment(plan: Plan, rank: int) -> dict[str, str]:
-    """What tells CUDA which GPUs a rank sees: those of its node, of which it takes its own by LOCAL_RANK, as under torchrun.
+    """Build the variables that tell CUDA which GPUs a rank sees.
 
-    Of parts of GPUs (MIG) CUDA shows a process one alone, the first in the list: there each rank has a list of its own.
+    A rank sees all GPUs of its node and uses its own by LOCAL_RANK, as under torchrun. Of parts of
+    GPUs (MIG), CUDA shows a process only the first in the list, so there each rank has its own
+    list.
     """
     if not plan.devices:
         return {}
     node = plan.devices[plan.topology.node_of(rank)]
-    seen = plan.devices_of(rank) if any(one.part for one in node) else node
-    # where UUIDs are not known yet, numbers count as nvidia-smi does
-    order = {} if all(one.uuid for one in seen) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(one.word for one in seen), **order}
+    visible = plan.devices_of(rank) if any(device.part for device in node) else node
+    # if UUIDs are not known yet, make CUDA count devices as nvidia-smi does
+    order = {} if all(device.uuid for device in visible) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(device.word for device in visible), **order}
 
 
 def agent_specs(
@@ -73,38 +80,55 @@ def agent_specs(
     detached_timeout: float | None,
     environ: Mapping[str, str],
 ) -> list[wire.AgentSpec]:
-    """The specification of each machine's agent, the head's first.
+    """Build the specification of each machine's agent, the head's first.
 
     Args:
-        detached_timeout: seconds without the notebook after which agents that outlive it end everything.
-        environ: as of `environment`.
+        detached_timeout: seconds without the notebook after which agents that outlive it end
+            everything.
+        environ: as in `node_environment`.
     """
     plan, request = status.plan, status.plan.request
     # modules that each node imports before it forks its ranks
     preload = tuple(dict.fromkeys(module for plugin in status.plugins for module in plugin.preload))
     return [
         wire.AgentSpec(
-            pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
-            nodes=len(nodes), client=status.client, version=skymagic.__version__,
-            devices=tuple(one.index for one in plan.devices[node.index]) if plan.remote and plan.devices else (),
-            env=node_environment(plan, environ), address=node.address or None,
-            idle_timeout=request.idle, max_lifetime=request.max_lifetime,
-            detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
-            notices=f"slurm:{plan.notice}" if plan.notice else "ec2-spot" if plan.provider == "aws" and request.spot else "",
+            pool=status.name,
+            job_id=status.job_id,
+            node=node.index,
+            head=node.index == 0,
+            preload=preload,
+            nodes=len(nodes),
+            client=status.client,
+            version=skymagic.__version__,
+            devices=tuple(device.index for device in plan.devices[node.index])
+            if plan.remote and plan.devices
+            else (),
+            env=node_environment(plan, environ),
+            address=node.address or None,
+            idle_timeout=request.idle,
+            max_lifetime=request.max_lifetime,
+            detached_timeout=detached_timeout if plan.outlives else None,
+            max_away=request.max_away,
+            notices=f"slurm:{plan.notice}"
+            if plan.notice
+            else "ec2-spot"
+            if plan.provider == "aws" and request.spot
+            else "",
             log_limit=status.defaults.log_limit,
         )
         for node in nodes
-    ]  # fmt: skip
+    ]
 
 
 def rank_specs(
     status: SharedStatus, nodes: Sequence[Node], head_port: int
 ) -> dict[int, tuple[int, wire.RankSpec]]:
-    """Rank → (index of its machine, its specification).
+    """Build each rank's specification: rank → (index of its machine, specification).
 
     Args:
-        nodes: the machines, which have met, the head first; one machine may serve all nodes of the plan.
-        head_port: a port that is free on the head.
+        nodes: the machines, which have met, the head first; one machine may serve all nodes of the
+            plan.
+        head_port: a free port on the head.
     """
     plan, shape = status.plan, status.plan.topology
     packed = tuple(map(table.packed_plugin, status.plugins))
@@ -113,25 +137,33 @@ def rank_specs(
         Peer(node, nodes[index].address, nodes[index].hostname)
         for node, index in enumerate(machines)
     )
-    found = {}
+    specs = {}
     for rank in range(shape.world_size):
         node = shape.node_of(rank)
         info = InstanceInfo(
-            node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=head_port,
-            accelerators=len(plan.devices[node]) if plan.devices else 0, peers=peers, rank=rank,
-            world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
-            hostname=peers[node].hostname, job_id=status.job_id,
-        )  # fmt: skip
-        held = tuple(one.uuid for one in plan.devices_of(rank) if one.uuid)
-        found[rank] = (
-            machines[node],
-            wire.RankSpec(rank, info.plain(), packed, devices_environment(plan, rank), gpus=held),
+            node=node,
+            total_nodes=shape.nodes,
+            head_addr=nodes[0].address,
+            head_port=head_port,
+            accelerators=len(plan.devices[node]) if plan.devices else 0,
+            peers=peers,
+            rank=rank,
+            world_size=shape.world_size,
+            local_rank=shape.local_rank(rank),
+            local_world_size=shape.procs_per_node,
+            hostname=peers[node].hostname,
+            job_id=status.job_id,
         )
-    return found
+        uuids = tuple(device.uuid for device in plan.devices_of(rank) if device.uuid)
+        specs[rank] = (
+            machines[node],
+            wire.RankSpec(rank, info.plain(), packed, devices_environment(plan, rank), gpus=uuids),
+        )
+    return specs
 
 
 Step = tuple[str, Callable[[], object]]
-"""(What is released, how)."""
+"""(name of what is released, function that releases it)"""
 
 
 @dataclass(eq=False, repr=False)
@@ -141,7 +173,7 @@ class PoolResources:
     _status: SharedStatus
     _provider: Provider
     _survey: Survey
-    """Closed with the rest."""
+    """Closed with the other resources."""
     _namespace: dict[str, Any]
     """The notebook's variables."""
     _detached_timeout: float | None
@@ -166,27 +198,29 @@ class PoolResources:
 
     @property
     def shipper(self) -> Shipper:
-        """What knows which values the ranks hold."""
+        """The shipper, which knows which values the ranks hold."""
         if self._shipper is None:
             raise self._status.missing()
         return self._shipper
 
     @property
     def started(self) -> bool:
-        """Whether there are agents."""
+        """True if there are agents."""
         return self._agents is not None
 
     def start(
         self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]
     ) -> None:
-        """Acquire the machines and bring up all ranks. What came up before a failure is released by `close`."""
+        """Acquire the machines and start all ranks. After a failure, `close` releases what was
+        started.
+        """
         status = self._status
         nodes = self._provider.acquire(self._survey, status.job_id, say)
         status.plan = self._survey.outcome()
         agents = self._agents = connect(nodes)
         say(passing_step("starting the agents"))
         agents.start(agent_specs(status, nodes, self._detached_timeout, os.environ))
-        # these import ipyparallel, while the agents start
+        # import ipyparallel while the agents start
         import_without(*IPYPARALLEL)
         import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import RankEngine
@@ -205,10 +239,11 @@ class PoolResources:
     def attach(
         self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int
     ) -> list[int]:
-        """Take up what another notebook has started, as it is; after a failure `leave` closes what was opened.
+        """Connect to what another notebook has started. After a failure, `leave` closes the
+        connections.
 
         Returns:
-            The ranks that have died meanwhile.
+            The ranks that have died in the meantime.
         """
         from skymagic.run.engine import RankEngine
 
@@ -225,7 +260,7 @@ class PoolResources:
         return dead
 
     def leave(self) -> None:
-        """Close all connections, and leave what runs on the machines; twice is safe."""
+        """Close all connections and leave the machines' processes running; safe to call twice."""
         self._close_store()
         self._close_engine()
         if self._agents is not None:
@@ -239,15 +274,15 @@ class PoolResources:
                 {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, REGISTRATION_TIMEOUT
             )
         except ProvisionError:
-            # no cell reaches them, so they must not pass for ready ones
+            # cells cannot reach these ranks, so they must not count as ready
             self.agents.signal(self.engine.unbound(ranks), signal.SIGKILL)
             raise
 
     def reshape(self) -> dict[int, Mapping[str, Any]]:
-        """End the ranks that the pool's plan has no more; the new ones are not started yet.
+        """End the ranks that the pool's plan no longer has; new ranks are not started yet.
 
         Returns:
-            Rank → its new place (``InstanceInfo.plain()``), for those that stay.
+            Rank → its new ``InstanceInfo.plain()``, for the ranks that stay.
         """
         before, after = len(self.agents.ranks), self._status.world_size
         self.agents.signal(range(after, before), signal.SIGKILL)
@@ -257,37 +292,40 @@ class PoolResources:
         return {rank: ranks[rank][1].info for rank in range(min(before, after))}
 
     def forget(self, ranks: Sequence[int]) -> None:
-        """What these ranks held is gone."""
+        """Forget what these ranks held."""
         self.engine.forget(ranks)
         self.shipper.forget(ranks)
 
     def lose_node(self, index: int) -> None:
-        """A machine is gone, and the values in its store."""
+        """Record that a machine is gone, with the values in its store."""
         if (store := self.remote_store()) is not None:
             store.lose(index)
 
     def revive(self, machines: Mapping[int, Node] = MappingProxyType({})) -> list[int]:
-        """Try again to reach the machines that are gone; the ranks that belong there.
+        """Try to reach the lost machines again.
 
         Args:
-            machines: others in the place of some of them.
+            machines: replacements for some of them, by index.
+
+        Returns:
+            The ranks of these machines.
 
         Raises:
-            ProvisionError: one is not to be reached still.
+            ProvisionError: a machine is still unreachable.
         """
-        gone, old = tuple(self.agents.gone), self.agents.started.get(0)
+        lost, old_head = tuple(self.agents.gone), self.agents.started.get(0)
         if machines:
             self._status.plan = self._survey.outcome()
-        back = self.agents.revive(START_TIMEOUT, machines)
+        ranks = self.agents.revive(START_TIMEOUT, machines)
         if (store := self.remote_store()) is not None:
-            for index in gone:
+            for index in lost:
                 store.regain(self.agents.nodes[index])
-        if 0 in gone:
-            self._take_up_head(old)
-        return back
+        if 0 in lost:
+            self._take_up_head(old_head)
+        return ranks
 
     def _take_up_head(self, old: wire.AgentStarted | None) -> None:
-        """Another agent runs on the head: the ranks will be found at its controller, and their values in its store."""
+        """Connect to a new agent on the head, whose controller and store the ranks will use."""
         from skymagic.run.engine import RankEngine
 
         controller = self.agents.wait_controller(START_TIMEOUT)
@@ -298,15 +336,15 @@ class PoolResources:
             _remove_folders(old)
 
     def remote_store(self) -> RemoteStore | None:
-        """The values' store where the nodes are other machines."""
+        """Return the store of the values if the nodes are other machines, else None."""
         if self._shipper is None or not self._status.plan.remote:
             return None
         return cast("RemoteStore", self._shipper.store)
 
-    # -- release -----------------------------------------------------------------------------------------------------
+    # -- release ----------------------------------------------------------------------------------
 
     def release_steps(self) -> list[Step]:
-        """What releases everything, step by step; each of them twice is safe."""
+        """List the steps that release everything, in order; each is safe to call twice."""
         return [
             ("the values on the nodes", self._close_store),
             ("the connection to the ranks", self._close_engine),
@@ -334,7 +372,7 @@ class PoolResources:
 
 
 def _remove_folders(agent: wire.AgentStarted | None) -> None:
-    """Delete what an agent of this machine has left: one that was killed could not."""
+    """Delete the folders that a killed agent of this machine could not delete itself."""
     if agent is not None:
         from skymagic.data.store import store
 
@@ -343,7 +381,9 @@ def _remove_folders(agent: wire.AgentStarted | None) -> None:
 
 
 def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any]) -> Shipper:
-    """What ships the notebook's values to ranks whose agents have said hello."""
+    """Create the shipper that sends the notebook's values to ranks of agents that have
+    registered.
+    """
     from skymagic.data.shipping.shipper import Shipper
 
     store = open_store(agents, status.plan.remote, status.note)
@@ -351,7 +391,9 @@ def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any])
 
 
 def data_plane(resources: PoolResources) -> DataPlane | None:
-    """What carries files to several nodes at once; None where there is one node, or all are this machine."""
+    """Return what carries files to several nodes at once, or None for one node or for nodes on this
+    machine.
+    """
     from skymagic.files.upload import DataPlane
 
     agents = resources.agents
@@ -366,11 +408,13 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
 def open_store(
     agents: Agents, remote: bool, tell: Callable[[str], None]
 ) -> NodeStore | RemoteStore:
-    """Where the values of a pool go whose agents have said hello: into this machine's memory, or to a value server on each node.
+    """Open the store for a pool's values: shared memory on this machine, or a value server on each
+    node.
 
     Args:
-        remote: whether its nodes are other machines.
-        tell: what the user must hear.
+        agents: agents that have registered.
+        remote: True if the nodes are other machines.
+        tell: shows a message to the user.
     """
     if not remote:
         from skymagic.data.store.store import NodeStore
@@ -378,7 +422,7 @@ def open_store(
         return NodeStore(agents.started[0].store, notify=tell)
     from skymagic.data.remote.remote_store import RemoteStore
 
-    # an agent that was started anew has another folder, so this is looked up each time
+    # a restarted agent has another folder, so look it up each time
     return RemoteStore(
         agents.nodes,
         lambda node: node.run(processes.VALUES, agents.started[node.index].store),

@@ -1,7 +1,9 @@
-"""Ranks that are slow to start: what holds them up, told before a user gives up waiting, and how a restart gets past it.
+"""Ranks that are slow to start: report what delays them before the user gives up, and let a restart
+get past it.
 
-A rank starts in three steps, each by another process, which may hang or be stopped while the connections to it stand: the node's agent
-asks its forkserver for a process, that process registers with the controller, and then the plugins prepare it.
+A rank starts in three steps: the node's agent asks its forkserver for a process, that process
+registers with the controller, and then the plugins prepare it. Each step depends on another
+process, which may hang or be stopped while its connections stay up.
 """
 
 from __future__ import annotations
@@ -18,22 +20,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLOW_AFTER = 7.0
-"""Seconds without news of any rank's start after which it counts as slow."""
+"""Seconds without progress in any rank's start after which the start counts as slow."""
 ANSWER_TIMEOUT = 1.0
-"""Seconds in which an agent, or the controller, answers a question."""
+"""Seconds for an agent or the controller to answer a question."""
 
 
 def reason(resources: PoolResources) -> str:
-    """Return what holds up the ranks that are starting, in a sentence with its remedy, or "" while nothing has for long.
+    """Return what delays the starting ranks, in a sentence with its remedy, or "" if nothing does
+    for long.
 
-    It takes up to `ANSWER_TIMEOUT` seconds for each process that does not answer.
+    Takes up to `ANSWER_TIMEOUT` seconds for each process that does not answer.
     """
-    late = resources.agents.late(SLOW_AFTER)
-    if not late:
+    late_ranks = resources.agents.late(SLOW_AFTER)
+    if not late_ranks:
         return ""
-    have, them = agreeing(len(late), "has", "have"), agreeing(len(late), "it", "them")
+    have, them = agreeing(len(late_ranks), "has", "have"), agreeing(len(late_ranks), "it", "them")
     text = (
-        f"{rank_words(late)} {have} not registered for {SLOW_AFTER:.0f} s: {_cause(resources, late)}; "
+        f"{rank_words(late_ranks)} {have} not registered for {SLOW_AFTER:.0f} s: "
+        f"{_cause(resources, late_ranks)}; "
         f"%sky_restart starts {them} again"
     )
     logger.warning("%s", text)
@@ -41,29 +45,31 @@ def reason(resources: PoolResources) -> str:
 
 
 def give_up(resources: PoolResources, ranks: Collection[int]) -> bool:
-    """Give up the nodes on which ranks are slow to start, and the head if the controller does not answer.
+    """Give up the nodes with ranks that are slow to start, and the head if the controller does not
+    answer.
 
     Args:
-        ranks: those that are to be restarted. A node with another rank is kept, and so is one that is out of reach: it may come back.
+        ranks: the ranks to restart. A node with other ranks is kept, and so is an unreachable node,
+            which may come back.
 
     Returns:
-        Whether there was one.
+        True if a node was given up.
     """
     agents = resources.agents
-    late = agents.late(SLOW_AFTER)
-    if not late:
+    late_ranks = agents.late(SLOW_AFTER)
+    if not late_ranks:
         return False
-    nodes = {agents.specs[rank][0] for rank in late}
+    nodes = {agents.specs[rank][0] for rank in late_ranks}
     if not resources.engine.answers(ANSWER_TIMEOUT):
         nodes.add(0)
-    stuck = [
+    stuck_nodes = [
         index
         for index in sorted(nodes - agents.gone.keys() - agents.away)
         if set(agents.ranks_of(index)) <= set(ranks)
     ]
-    for index in stuck:
+    for index in stuck_nodes:
         agents.abandon(index, f"ranks on {agents.nodes[index].name} did not start")
-    return bool(stuck)
+    return bool(stuck_nodes)
 
 
 def _cause(resources: PoolResources, late: Collection[int]) -> str:
@@ -72,7 +78,10 @@ def _cause(resources: PoolResources, late: Collection[int]) -> str:
     if silent := [rank for rank in late if rank not in answered]:
         return f"the agent on {_hosts(resources, silent)} does not answer"
     if unforked := [rank for rank in late if agents.ranks[rank].pid is None]:
-        return f"the process that forks ranks on {_hosts(resources, unforked)} is still importing, or does not answer"
+        return (
+            f"the process that forks ranks on {_hosts(resources, unforked)} is still importing, or "
+            "does not answer"
+        )
     if not resources.engine.answers(ANSWER_TIMEOUT):
         return f"the controller on {agents.nodes[0].name} does not answer"
     return "their plugins are still preparing them"

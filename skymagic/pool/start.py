@@ -1,13 +1,15 @@
-"""What a request for a pool becomes, as a value that prints, compares and is carried out by `pool.making`; pure.
+"""Decide what a request for a pool becomes, as a value that prints, compares and is carried out by
+`pool.making`; pure.
 
 ::
 
-    a pool of this notebook serves it ─────────────▶ Reuse      or has another number of nodes ──▶ Resize
-    one that its notebook has left serves it ──────▶ Attach
-    none does ─────────────────────────────────────▶ Make       or later, with --lazy ───────────▶ Declare
-    one of its name is in the way ─────────────────▶ Refuse
+    a running pool of this notebook fits ──────────▶ Reuse    or differs in its nodes ──▶ Resize
+    a pool that another notebook left fits ────────▶ Attach
+    no pool fits ──────────────────────────────────▶ Make     or later, with --lazy ────▶ Declare
+    another pool has the name ─────────────────────▶ Refuse
 
-`Attach` goes by what is written here: the machines may be gone by now, and `instead` says what follows then.
+`Attach` relies on local records: the machines may be gone by now, and `instead` decides what to do
+then.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ class RecordedPool:
     """A rented pool of another notebook of this user.
 
     Attributes:
-        left: its notebook is gone.
-        plan: what it was made from; None where that is not known.
-        problem: why not.
+        left: True if its notebook is gone.
+        plan: the plan that it was made from, or None if unknown.
+        problem: the reason why the plan is unknown.
     """
 
     record: PoolRecord
@@ -59,14 +61,16 @@ class RecordedPool:
 
 @dataclass(frozen=True)
 class Reuse:
-    """A pool of this notebook runs and fits."""
+    """A running pool of this notebook fits."""
 
     pool: OwnPool
 
 
 @dataclass(frozen=True)
 class Resize:
-    """A pool of this notebook fits but for its number of nodes; `wanted` is its own request with the other number."""
+    """A pool of this notebook fits except for its number of nodes; `wanted` is its request with the
+    new number.
+    """
 
     pool: OwnPool
     wanted: PoolRequest
@@ -101,8 +105,8 @@ class Refuse:
     """Another pool has the name.
 
     Attributes:
-        mistakes: what is in the way, and what to do.
-        busy: it is a matter of that pool, not of the request.
+        mistakes: the obstacle, and what to do.
+        busy: True if the obstacle is the other pool's state, not the request.
     """
 
     request: PoolRequest
@@ -110,7 +114,7 @@ class Refuse:
     busy: bool = False
 
     def error(self) -> RequestError | PoolError:
-        """The error that refuses the request."""
+        """Return the error that refuses the request."""
         return (
             PoolError("; ".join(self.mistakes)) if self.busy else RequestError(list(self.mistakes))
         )
@@ -129,22 +133,24 @@ def start_plan(
     resize: bool = False,
     start: bool = False,
 ) -> StartPlan:
-    """What a request becomes.
+    """Decide what a request becomes.
 
     Args:
-        own: the pools of this notebook, the one used last at the end.
-        recorded: pools of other notebooks, the newest first; read only where no own pool serves the request.
-        runs: whether a pool that its notebook has left still runs; called only where its name is in the way, for it may ask hosts.
-        place: gives a request the provider that serves it; called only then, for it looks at this machine.
-        resize: a running pool that differs in its number of nodes alone gets the other number.
-        start: make it now, also where the request is lazy.
+        own: the pools of this notebook, the most recently used last.
+        recorded: pools of other notebooks, the newest first; read only if no own pool fits.
+        place: chooses the provider of a request; called only if no own pool is reused, because it
+            inspects this machine.
+        runs: returns True if a pool that its notebook has left still runs; called only if its name
+            collides, because it may query hosts.
+        resize: give a running pool that differs only in its number of nodes the requested number.
+        start: make the pool now even if the request is lazy.
     """
     running = running_pool(request, own)
     if request.name is None and running is None:
         declared = [pool for pool in own if pool.declared and not fits(request, pool.plan)]
         if declared:
-            asked = replace(declared[-1].plan.request, name=declared[-1].name)
-            return start_plan(asked, own, recorded, place=place, runs=runs, start=True)
+            declared_request = replace(declared[-1].plan.request, name=declared[-1].name)
+            return start_plan(declared_request, own, recorded, place=place, runs=runs, start=True)
     name = request.name or DEFAULT_NAME
     if running is None:
         request = place(request)
@@ -154,15 +160,17 @@ def start_plan(
         return Reuse(running)
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
-    what = f"pool {running.name!r} is already running"
-    return Refuse(place(request), _in_the_way(what, running.name, differences))
+    problem = f"pool {running.name!r} is already running"
+    return Refuse(place(request), _in_the_way(problem, running.name, differences))
 
 
 def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
-    """What follows where a provider refuses to attach a pool; None where nothing does, and it is an error.
+    """Decide what to do if a provider refuses to attach a pool; None if nothing can be done and the
+    refusal is an error.
 
     Args:
-        kind: `CloudError.kind`; "" for another error. start: as of `start_plan`.
+        kind: `CloudError.kind`; "" for another error.
+        start: as in `start_plan`.
     """
     if kind == "missing" and step.request.given():
         return _new(step.request, step.request.name or DEFAULT_NAME, start)
@@ -170,13 +178,13 @@ def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
 
 
 def step_text(step: StartPlan, plan: Plan) -> str:
-    """A start plan as --dry-run prints it."""
+    """Return a start plan as --dry-run prints it."""
     match step:
         case Reuse(pool):
             heading = f"pool {pool.name!r} is already running and fits: it is used"
         case Resize(pool, _):
-            how = "is started again with" if plan.remote else "gets"
-            heading = f"pool {pool.name!r} {how} {size_words(pool.plan, plan)}"
+            verb = "is started again with" if plan.remote else "gets"
+            heading = f"pool {pool.name!r} {verb} {size_words(pool.plan, plan)}"
         case Attach(record, _):
             heading = f"attaches to a pool that was left: {records.words(record)}"
         case Declare(name, _):
@@ -189,16 +197,20 @@ def step_text(step: StartPlan, plan: Plan) -> str:
 
 
 def running_pool(request: PoolRequest, own: Sequence[OwnPool]) -> OwnPool | None:
-    """The pool that runs and serves a request, or the one of its name, which may be another."""
-    made = [pool for pool in own if not pool.declared]
-    named = next((pool for pool in made if pool.name == (request.name or DEFAULT_NAME)), None)
+    """Return the running pool that fits a request, or else the one of its name, which may
+    not fit.
+    """
+    running = [pool for pool in own if not pool.declared]
+    same_name = next(
+        (pool for pool in running if pool.name == (request.name or DEFAULT_NAME)), None
+    )
     if request.name is not None:
-        return named
-    return next((pool for pool in reversed(made) if not fits(request, pool.plan)), named)
+        return same_name
+    return next((pool for pool in reversed(running) if not fits(request, pool.plan)), same_name)
 
 
 def size_words(before: Plan, after: Plan) -> str:
-    """Two plans' sizes: "4 nodes instead of 2"."""
+    """Compare two plans' sizes: "4 nodes instead of 2"."""
     in_ranks = before.counted_in_ranks and after.counted_in_ranks
     old, new = (
         plan.topology.world_size if in_ranks else plan.topology.nodes for plan in (before, after)
@@ -211,22 +223,28 @@ def _new(request: PoolRequest, name: str, start: bool) -> Declare | Make:
 
 
 def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
-    """The request where nothing is said of how many nodes there are, and which; --ranks is a number of both."""
-    both = not plan.remote and request.nodes is not None
-    size = {"nodes", "hosts", *({"procs_per_node"} if both else ())}
-    ranks = None if both else request.procs_per_node
+    """Drop the number and the names of the nodes from a request; --ranks is a number of nodes and
+    of processes.
+    """
+    is_ranks = not plan.remote and request.nodes is not None
+    size = {"nodes", "hosts", *({"procs_per_node"} if is_ranks else ())}
+    ranks = None if is_ranks else request.procs_per_node
     return replace(
         request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.given() - size
     )
 
 
 def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
-    """The request of a pool with the nodes that another one names."""
-    made = pool.plan.request
+    """Return a pool's request with the nodes of another request."""
+    own_request = pool.plan.request
     return replace(
-        made, nodes=request.nodes, procs_per_node=request.procs_per_node or made.procs_per_node,
-        hosts=request.hosts or made.hosts, yes=request.yes, resizes=pool.job_id,
-    )  # fmt: skip
+        own_request,
+        nodes=request.nodes,
+        procs_per_node=request.procs_per_node or own_request.procs_per_node,
+        hosts=request.hosts or own_request.hosts,
+        yes=request.yes,
+        resizes=pool.job_id,
+    )
 
 
 def _from_elsewhere(
@@ -235,18 +253,18 @@ def _from_elsewhere(
     recorded: Iterable[RecordedPool],
     runs: Callable[[PoolRecord], bool],
 ) -> Attach | Refuse | None:
-    """A rented pool of another notebook that serves a request, or one whose name is in the way; None where there is none.
+    """Find another notebook's rented pool that fits a request, or one whose name collides, or None.
 
-    A request without a name takes any that fits, as it does of the pools of its own notebook.
+    A request without a name accepts any pool that fits, as it does among its own notebook's pools.
     """
     if request.provider not in RENTED:
         return _name_in_the_way(request, name, recorded, runs)
     candidates = [
-        one
-        for one in recorded
-        if one.record.provider in RENTED and (one.record.name == name or request.name is None)
+        pool
+        for pool in recorded
+        if pool.record.provider in RENTED and (pool.record.name == name or request.name is None)
     ]
-    steps = (_of_recorded(request, name, one) for one in candidates)
+    steps = (_of_recorded(request, name, pool) for pool in candidates)
     return next((step for step in steps if step is not None), None)
 
 
@@ -256,14 +274,17 @@ def _name_in_the_way(
     recorded: Iterable[RecordedPool],
     runs: Callable[[PoolRecord], bool],
 ) -> Refuse | None:
-    """Refuse a second pool of a name under which another notebook could attach; a pool that ends with its notebook has none."""
+    """Refuse a second pool under a name that another notebook could attach to.
+
+    A pool that ends with its notebook claims no name.
+    """
     if request.here and not request.detached:
         return None
-    for one in recorded:
-        record = one.record
+    for pool in recorded:
+        record = pool.record
         if record.name != name or record.provider in RENTED:
             continue
-        if not one.left:
+        if not pool.left:
             return Refuse(request, (records.taken_words(record),), busy=True)
         if runs(record):
             return Refuse(request, (records.left_words(record),), busy=True)
@@ -271,29 +292,31 @@ def _name_in_the_way(
 
 
 def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | Refuse | None:
-    """What a rented pool is to a request: the one to take, in its way, or nothing."""
-    record, named = one.record, one.record.name == name
+    """Decide what a rented pool is to a request: attach to it, refuse because of it, or
+    ignore it.
+    """
+    record, has_name = one.record, one.record.name == name
     if not one.left:
-        return Refuse(request, (records.taken_words(record),), busy=True) if named else None
+        return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
     if one.plan is None:
-        left = f"{one.problem}; %sky_down {name} ends what is left of it"
-        return Refuse(request, (left,), busy=True) if named else None
+        problem = f"{one.problem}; %sky_down {name} ends what is left of it"
+        return Refuse(request, (problem,), busy=True) if has_name else None
     differences = fits(request, one.plan)
     if not differences:
         return Attach(record, request)
-    if not named:
+    if not has_name:
         return None
-    what = f"pool {name!r}, left by another notebook, is already running"
-    return Refuse(request, _in_the_way(what, name, differences))
+    description = f"pool {name!r}, left by another notebook, is already running"
+    return Refuse(request, _in_the_way(description, name, differences))
 
 
 def _in_the_way(what: str, name: str, differences: Sequence[str]) -> tuple[str, str]:
-    """Why a running pool does not serve a request of its name, and what to do about it.
+    """Explain why a running pool of the requested name does not fit, and what to do about it.
 
     Args:
         what: the pool, as the beginning of a sentence.
-        differences: as of `fits`.
+        differences: as returned by `fits`.
     """
-    *others, last = differences
-    reasons = f"{', '.join(others)}, and {last}" if others else last
+    *first, last = differences
+    reasons = f"{', '.join(first)}, and {last}" if first else last
     return f"{what} and {reasons}", f"end it first (%sky_down {name}), {OTHER_NAME}"

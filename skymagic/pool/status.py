@@ -1,6 +1,8 @@
-"""The life of a pool: its states, a table of moves between them, and the status that all parts of a pool share.
+"""Life cycle of a pool: its states, the table of transitions, and the status that all its parts
+share.
 
-A move that is not in the table is refused; the refusal says what is allowed."""
+A transition that is not in the table is refused; the refusal lists what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from skymagic.pool.keys import DisplayRecord
 
 
 class State(Enum):
-    """Where a pool is in its life; the value is the word that users see."""
+    """State of a pool; the value is the word that users see."""
 
     sentence: str
 
@@ -46,7 +48,7 @@ class State(Enum):
 
 
 class PoolEvent(Enum):
-    """What may happen to a pool; the value is how a refusal names it to the user."""
+    """Event in a pool's life; the value names it in a refusal."""
 
     DECLARE = "declare it (--lazy)"
     START = "start it"
@@ -65,7 +67,7 @@ _ALIVE = (State.STARTING, State.READY, State.RUNNING, State.RECOVERING, State.DE
 _ENDING = (State.STOPPING, State.STOPPED)
 _STARTING = (State.STARTING, State.RECOVERING)
 
-# What users may ask for.
+# Transitions that users may request.
 _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.NEW, PoolEvent.DECLARE): State.DECLARED,
     (State.NEW, PoolEvent.START): State.STARTING,
@@ -80,7 +82,8 @@ _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
     **{(state, PoolEvent.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
     (State.STOPPED, PoolEvent.STOP): State.STOPPED,
 }
-# What is reported from below; it may come late, so a report that no longer matters changes nothing.
+# Transitions reported by agents and runs. Reports may arrive late, so one that no longer matters
+# changes nothing.
 _REPORTED_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.STARTING, PoolEvent.STARTED): State.READY,
     (State.RUNNING, PoolEvent.DONE): State.READY,
@@ -105,15 +108,15 @@ MOVES: dict[tuple[State, PoolEvent], State] = {**_USER_MOVES, **_REPORTED_MOVES}
 
 
 def allowed_events(state: State) -> tuple[PoolEvent, ...]:
-    """What a user may ask for in `state`."""
+    """Return what a user may request in `state`."""
     return tuple(event for event in PoolEvent if (state, event) in _USER_MOVES)
 
 
 def state_after(state: State, event: PoolEvent, name: str = "") -> State:
-    """The state after `event`; stop is legal everywhere, twice.
+    """Return the state after `event`. STOP is legal in every state, also twice.
 
     Raises:
-        PoolStateError: the move is not in the table; the message says what is allowed from here.
+        PoolStateError: the transition is not in the table; the message lists what is allowed.
     """
     if (state, event) in MOVES:
         return MOVES[state, event]
@@ -124,44 +127,58 @@ def state_after(state: State, event: PoolEvent, name: str = "") -> State:
     elif state in (*_STARTING, State.RUNNING):
         choices.insert(0, "wait until that is over")
     raise PoolStateError(
-        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can {' or '.join(choices)}"
+        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can "
+        f"{' or '.join(choices)}"
     )
 
 
 def now() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, unlike `time.monotonic` on Linux."""
+    """Return seconds on a monotonic clock that keeps running while the machine sleeps.
+
+    `time.monotonic` stops during sleep on Linux.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class SharedStatus:
-    """The shared state of one pool: `Pool` is one, with what it holds."""
+    """State that all parts of a pool share; `Pool` itself is a subclass that adds the parts."""
 
     def __init__(self, name: str, plan: Plan, defaults: Defaults, job_id: str = "") -> None:
         self.name = name
-        self.plan = plan  # what it was made from; another one after it was resized
+        self.plan = plan  # replaced when the pool is resized
         self.defaults = defaults
-        """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
+        """Limits of its runs. The magics set them before each cell, so that %config takes effect at
+        once.
+        """
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
         self.shown = DisplayRecord(self.job_id if plan.outlives else None)
-        """How far its runs were shown, for another notebook."""
+        """Display progress of its runs, for another notebook."""
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"  # who started it, and where
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
-            table.packed_plugin(plugin)  # one that cannot travel is refused before anything starts
-        self.state = State.NEW  # where it is in its life
+            table.packed_plugin(
+                plugin
+            )  # refuse a plugin that cannot be sent before anything starts
+        self.state = State.NEW
         self.ended: str | None = None
-        """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
+        """Reason why the pool has ended by itself. Such a pool stays registered until it is stopped
+        or recreated.
+        """
         self.remedy = "recreate it with %sky_pool"
-        """What can be done when it has ended by itself, or another notebook has it."""
+        """Remedy after the pool has ended by itself, or another notebook has taken it."""
         self.taken_over = False
-        """Another notebook has it now: it runs on, and nothing of it is this notebook's."""
+        """True if another notebook has the pool now: it keeps running, and nothing of it belongs to
+        this notebook.
+        """
         self.closed: str | None = None
-        """What runs are told that were under way when the pool was ended; None until then."""
+        """Error message for runs that were in progress when the pool was ended; None until then."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
-        """What the agents know too, for the time when they are out of reach."""
+        """Time limits, which the agents track too; needed here while the agents are unreachable."""
         self.last_lines: dict[int, str] = {}
-        """By rank, the end of its log; empty before the end, and where its nodes could not tell."""
-        self.unreached: tuple[str, ...] = ()  # after the end: machines that could not be told of it
+        """End of each rank's log; empty before the end of the pool, and for nodes that could not
+        report it.
+        """
+        self.unreached: tuple[str, ...] = ()  # machines that did not get the order to end
         self._notes: list[str] = []
 
     @property
@@ -171,23 +188,25 @@ class SharedStatus:
 
     @property
     def inseparable(self) -> list[str]:
-        """Plugins that need all ranks started anew when one has died, or when their number changes."""
+        """Plugins that need all ranks restarted if one has died or if the world size changes."""
         return [plugin.name for plugin in self.plugins if plugin.rejoin is None]
 
     def move(self, event: PoolEvent) -> None:
-        """Something has happened to the pool. Raises PoolStateError where it is not allowed."""
+        """Move the pool to the state after an event. Raises PoolStateError if the event is not
+        allowed.
+        """
         self.state = state_after(self.state, event, self.name)
 
     def check(self, event: PoolEvent) -> None:
-        """Raises PoolStateError if this may not happen to the pool now."""
+        """Raise PoolStateError if this event is not allowed now."""
         state_after(self.state, event, self.name)
 
     def check_ended(self) -> None:
-        """Raise PoolError if the pool has ended, with the reason and what to do.
+        """Raise an error with the reason and the remedy if the pool has ended.
 
         Raises:
-            PoolStateError: it has ended by itself.
-            PoolError: this notebook has ended it.
+            PoolStateError: the pool has ended by itself.
+            PoolError: this notebook has ended the pool.
         """
         if self.ended is not None:
             raise PoolStateError(f"{self.ended}: {self.remedy}")
@@ -195,15 +214,15 @@ class SharedStatus:
             raise PoolError(self.closed)
 
     def missing(self) -> PoolStateError:
-        """The error for what a pool in this state does not have."""
+        """Build the error for a resource that a pool in this state does not have."""
         return PoolStateError(f"pool {self.name!r} is {self.state.value}: {self.state.sentence}")
 
     def note(self, text: str) -> None:
-        """Show this to the user before the next run; the same text twice is shown once."""
+        """Show this to the user before the next run; repeated texts are shown once."""
         if text not in self._notes:
             self._notes.append(text)
 
     def take_notes(self) -> list[str]:
-        """The notes that were not shown yet."""
+        """Return the notes that were not shown yet, and clear them."""
         notes, self._notes = self._notes, []
         return notes
