@@ -1,19 +1,19 @@
-"""One run on some ranks: sent, streamed, failed fast, interrupted, reported.
+"""Runs: execute a cell on some ranks, stream its output, fail fast, interrupt, and report.
 
-What a run sends and gets back::
+The data flow of a run::
 
     Pool.run ── RunSpec ──▶ RankEngine.submit ── order and source (`wire.order`) ──▶ ranks
                                                                                   │
     Report ◀── RunLoop ◀─── Submission.events ◀── outcome, by ipyparallel ────────┤
-                                   ▲        ▲ ◀── output, by way of the agent ────┘
+                                   ▲        ▲ ◀── output, through the agent ──────┘
                   stop, by SIGINT ─┘        └──── died, from the agent
 
 engine      the ipyparallel client: all of ipyparallel on the notebook's side
 interrupt   deferred delivery of SIGINT; a stop signal for other threads
-metrics     what ranks report: a table by step and rank, how far they are, and why they are slow
-report      what a run asks of its ranks, its limits, and how each rank ended
-results     values in rank order, or one error that sums up what failed
+metrics     numbers that ranks report: a table by step and rank, progress, and reasons for slowness
+report      a run's request to its ranks, its limits, and the state of each rank
+results     values in rank order, or one error that summarizes the failures
 run         the event loop of one run; the escalation from interrupt to kill
-stall       where ranks are; those that make no progress in a cell, or hang while a process group is formed
+stall       stacks of ranks; detection of stalls in a cell and of hangs while a group is formed
 submission  the mailbox of one run, and its events
 """

@@ -1,6 +1,7 @@
-"""The ipyparallel client: all of ipyparallel on the notebook's side; cells by DirectView, output by callbacks.
+"""The ipyparallel client: everything of ipyparallel on the notebook's side.
 
-The rank → engine map is kept here: engine ids come in any order and grow with each rank that is replaced.
+Cells are sent by DirectView, and output arrives in callbacks. The map from ranks to engines is kept
+here, because engine IDs come in any order and grow with each replaced rank.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, encode
 
 CONNECT_TIMEOUT = 20
-"""Seconds that the controller may take to answer a new client."""
+"""Seconds for the controller to answer a new client."""
 REGISTRATION_POLL = 0.5
-"""Seconds without news after which the hub is asked which ranks have registered."""
+"""Seconds without news between queries to the hub for registered ranks."""
 PURGE_AFTER = 100
-"""Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
+"""Number of finished requests that the hub may remember.
+
+A purge takes time, and the next cell would wait for it.
+"""
 PURGE_BYTES = 4 << 20
-"""Bytes of sent requests that the hub may remember."""
+"""Total size in bytes of sent requests that the hub may remember."""
 
 
 @contextlib.contextmanager
 def unsigned() -> Iterator[None]:
-    """Inside, jupyter_client does not warn of sessions without a key: the controller's sockets are files that the user alone can open, or
-    are encrypted. The warning would be shown by IPython in a terminal, papermill and nbclient."""
+    """Silence jupyter_client's warning about sessions without a key inside the block.
+
+    The controller's sockets are files that only the user can open, or are encrypted. IPython would
+    show the warning in a terminal, papermill and nbclient.
+    """
     logger = get_logger()
     logger = logger.logger if isinstance(logger, logging.LoggerAdapter) else logger
 
@@ -51,22 +58,30 @@ def unsigned() -> Iterator[None]:
 
 
 class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
-    """ipyparallel's client without its magics, with callbacks that are in place before anything is sent."""
+    """ipyparallel's client without its magics; callbacks are registered before anything is sent."""
 
     hook: Any = None
     """Called with each request's future before the request is sent."""
     changed = threading.Condition()
-    """Notified when an engine has registered; one for all clients, for `ipp.Client` listens before its subclass could make its own."""
+    """Notified when an engine has registered.
+
+    All clients share it, because `ipp.Client` starts to listen before its subclass could create its
+    own.
+    """
 
     connected: Any = None
-    """Can be read once what the ranks show will arrive: what the controller published before is lost, to cells sent at once after attaching, too."""
+    """Monitor socket that becomes readable once output of the ranks can arrive.
+
+    Everything that the controller published before is lost, including output of cells sent
+    immediately after attaching.
+    """
 
     @observe("_iopub_socket")
-    def _watch(self, change: Mapping[str, Any]) -> None:  # it is not connected yet
+    def _watch(self, change: Mapping[str, Any]) -> None:  # the socket is not connected yet
         self.connected = change["new"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def activate(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the notebook's magics alone."""
+        """Do not register ipyparallel's magics in the notebook."""
 
     def send_execute_request(self, socket: Any, code: str, **kwargs: Any) -> Any:
         return super().send_execute_request(socket, code, message_future_hook=self.hook, **kwargs)
@@ -77,13 +92,20 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
             self.changed.notify_all()
 
     def query_registrations(self) -> None:
-        """Ask the hub for its engines: what it published before this client's subscription had reached it is lost (a slow joiner)."""
+        """Ask the hub for its engines.
+
+        Registrations that the hub published before this client's subscription reached it are lost
+        (a slow joiner).
+        """
         self._send(self._query_socket, "connection_request").add_done_callback(
             self._on_registrations
         )
 
     def unregister(self, engine: int) -> None:
-        """Tell the hub that an engine is gone. It does not answer, so that this is no request of the client's."""
+        """Notify the hub that an engine is gone.
+
+        The hub does not reply, so the client must not track a request.
+        """
         send = self.session.send
         content = {"id": engine}
         self._io_loop.add_callback(
@@ -91,7 +113,7 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
         )
 
     def _on_registrations(self, answer: Any) -> None:
-        """On the client's own thread, as news of engines come."""
+        """Update the engines on the client's thread, where news of engines arrive too."""
         if not answer.cancelled() and answer.exception() is None:
             self._update_engines(dict(answer.result()["content"]["engines"]))
             with self.changed:
@@ -99,11 +121,12 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
 
 
 class RankEngine:
-    """One connection to the controller; the map from ranks to its engines.
+    """Connection to the controller, and the map from ranks to its engines.
 
     Args:
         connection: the controller's connection info for clients.
-        forward: for a controller on another machine: an address and port there → a port of 127.0.0.1 that leads there.
+        forward: for a controller on another machine, maps an address and port there to a local port
+            on 127.0.0.1 that leads there.
 
     Raises:
         ProvisionError: the controller does not answer.
@@ -114,9 +137,10 @@ class RankEngine:
     ) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
-            here = forwarded(connection, forward) if forward is not None else dict(connection)
+            local = forwarded(connection, forward) if forward is not None else dict(connection)
             with unsigned():
-                self._client = _Client(here, timeout=CONNECT_TIMEOUT)
+                self._client = _Client(local, timeout=CONNECT_TIMEOUT)
+            # output published before the subscription is lost, so wait until it is in place
             if not self._client.connected.poll(1000 * CONNECT_TIMEOUT):
                 self.close()
                 raise TimeoutError("nothing that ranks show would arrive")
@@ -124,46 +148,46 @@ class RankEngine:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
         self._sending = threading.Lock()  # the client's hook serves one order at a time
-        self._purgeable: list[
-            str
-        ] = []  # requests of runs that are over and that the hub still remembers
+        self._purgeable: list[str] = []  # requests of finished runs that the hub still remembers
         self._purgeable_bytes = 0
-        self._unanswered: set[Any] = set()  # requests of runs that are over, to ranks that are gone
+        self._unanswered: set[Any] = set()  # requests of finished runs to ranks that are gone
 
     def bind(self, idents: Mapping[int, str], timeout: float) -> None:
-        """Learn which engine serves each of these ranks; those that have registered are known also after a failure.
+        """Find the engine of each of these ranks; a failure keeps those that were found.
 
         Args:
-            timeout: seconds for which no further engine may register.
+            timeout: seconds without any new registration after which the wait ends.
 
         Raises:
-            ProvisionError: some have not registered.
+            ProvisionError: some ranks have not registered.
         """
-        end = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         client, before = self._client, len(idents)
         with client.changed:
             while True:
-                known = {ident: number for number, ident in list(client._engines.items())}
-                missing = [rank for rank, ident in idents.items() if ident not in known]
+                engines = {ident: number for number, ident in list(client._engines.items())}
+                missing = [rank for rank, ident in idents.items() if ident not in engines]
                 if not missing:
                     break
                 if len(missing) < before:  # many ranks on few cores register one after another
-                    before, end = len(missing), time.monotonic() + timeout
-                left = end - time.monotonic()
-                if left <= 0:
+                    before, deadline = len(missing), time.monotonic() + timeout
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     self._engines.update(
-                        {rank: known[ident] for rank, ident in idents.items() if ident in known}
+                        {rank: engines[ident] for rank, ident in idents.items() if ident in engines}
                     )
                     raise ProvisionError(
-                        f"{rank_words(missing)} did not register with the controller within {timeout:.0f} s: "
+                        f"{rank_words(missing)} did not register with the controller within "
+                        f"{timeout:.0f} s: "
                         "%sky_restart starts them again"
                     )
-                if not client.changed.wait(min(left, REGISTRATION_POLL)):
+                # without news, ask: a broadcast from before the subscription is lost
+                if not client.changed.wait(min(remaining, REGISTRATION_POLL)):
                     client.query_registrations()
-        self._engines.update({rank: known[ident] for rank, ident in idents.items()})
+        self._engines.update({rank: engines[ident] for rank, ident in idents.items()})
 
     def answers(self, timeout: float) -> bool:
-        """Return whether the controller answers within `timeout` seconds."""
+        """Return True if the controller answers within `timeout` seconds."""
         try:
             self._client._send(self._client._query_socket, "connection_request").result(timeout)
         except Exception:
@@ -171,12 +195,12 @@ class RankEngine:
         return True
 
     def unbound(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of these ranks that have no engine: they have not registered, or the hub has given them up."""
+        """Return the ranks without an engine: not registered yet, or given up by the hub."""
         present = {*self._client.ids}
         return [rank for rank in ranks if self._engines.get(rank) not in present]
 
     def submit(self, submission: Submission, order: Order, source: str) -> None:
-        """Send an order to the submission's ranks, but those that are not bound; returns at once."""
+        """Send an order to the submission's bound ranks, and return at once."""
         unbound = {*self.unbound(submission.ranks)}
         ranks = [rank for rank in submission.ranks if rank not in unbound]
         if not ranks:
@@ -184,7 +208,8 @@ class RankEngine:
         code = encode(order, source)
         submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}
-        pending = iter(ranks)  # DirectView sends to its targets in their order: futures come in it
+        # DirectView sends to its targets in order, so the futures arrive in that order
+        pending = iter(ranks)
 
         def hook(future: Any) -> None:
             rank = next(pending)
@@ -192,6 +217,8 @@ class RankEngine:
             future.iopub_callbacks.append(lambda message: _on_iopub(submission, future, message))
             future.add_done_callback(lambda done: _on_reply(submission, rank, done))
 
+        # The hook is called once for each target before its request is sent, so that no reply can
+        # arrive before the callbacks are registered.
         with self._sending:
             self._client.hook = hook
             try:
@@ -202,9 +229,10 @@ class RankEngine:
                 self._client.hook = None
 
     def purge(self, submission: Submission) -> None:
-        """Let the client forget a run that is over, and now and then the hub those since the last time.
+        """Let the client forget a finished run and, from time to time, the hub forget earlier runs.
 
-        What has not been replied to, of ranks that are gone, is forgotten when ipyparallel has given it up.
+        Requests to dead ranks that were never answered are purged after ipyparallel has given them
+        up.
         """
         client = self._client
         with self._sending:
@@ -221,17 +249,20 @@ class RankEngine:
             answered = {future for future in self._unanswered if future.done()}
             self._unanswered -= answered
             self._purgeable += [future.msg_id for future in answered]
-            self._purgeable_bytes += (
-                submission.nbytes
-            )  # DictDB keeps the code of each request until it is purged
+            # DictDB keeps the code of each request until it is purged
+            self._purgeable_bytes += submission.nbytes
         if not due:
             return
-        # This run's own come the next time: the hub may have them still to do, and would refuse them all.
+        # This run's requests are purged the next time: the hub may still be handling them, and
+        # would then refuse the whole purge.
         with contextlib.suppress(Exception):  # a controller that is gone has nothing to forget
             client._send(client._query_socket, "purge_request", content={"msg_ids": due})
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Forget engines that are gone, here and at the hub, which replies to what they were sent."""
+        """Forget engines that are gone, here and at the hub.
+
+        The hub then replies to their pending requests.
+        """
         for rank in ranks:
             if (engine := self._engines.pop(rank, None)) is not None:
                 with contextlib.suppress(
@@ -240,14 +271,17 @@ class RankEngine:
                     self._client.unregister(engine)
 
     def close(self) -> None:
-        """Close the connections; twice is safe."""
+        """Close the connections; safe to call twice."""
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
             self._client.connected.close()
 
 
 def forwarded(connection: Mapping[str, Any], forward: Callable[[str, int], int]) -> dict[str, Any]:
-    """The connection info with its ports led through to 127.0.0.1: seven, whatever the number of ranks."""
+    """Return the connection info with its ports forwarded to 127.0.0.1.
+
+    There are seven ports, regardless of the number of ranks.
+    """
     address = connection["interface"].partition("://")[2]
     ports = {
         name: forward(address, value) for name, value in connection.items() if type(value) is int
@@ -261,20 +295,21 @@ def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -
     content = message["content"]
     submission.put("output", content["rank"], content)
     if content["kind"] == "end" and not future.output.done():
-        # all output has come: the client may forget the request, once it is replied to
+        # all output has arrived: the client may forget the request once it is answered
         future.output.set_result(None)
 
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:
     problem = future.exception()
-    # ipyparallel makes this reply itself, when the hub has lost an engine, and wraps the error as a remote one
+    # ipyparallel creates this reply itself if the hub has lost an engine, and wraps it as a remote
+    # error
     if isinstance(problem, ipp.error.EngineError) or (
         isinstance(problem, ipp.error.RemoteError) and problem.ename == "EngineError"
     ):
-        return  # its process or its node is gone, of which the agents tell more
+        return  # its process or its node is gone, and the agents report that in more detail
     reply = None if problem is not None else future.result()
     outcome = getattr(reply, "_content", {}).get("sky")
-    if outcome is None:  # the rank has not carried the order out: nothing more will come
+    if outcome is None:  # the rank did not execute the order, so no outcome will follow
         text = f"{problem or reply}"
         outcome = {"status": "error", "ename": "RankFailed", "evalue": text, "traceback": [text]}
     submission.put("outcome", rank, outcome)

@@ -1,10 +1,10 @@
-"""Interrupts: deferred delivery of SIGINT while a cell runs on the ranks, and the signal that stops one run from another thread.
+"""Interrupts: deferred delivery of SIGINT while a cell runs, and a stop signal from other threads.
 
-Where a press of the stop button falls decides what becomes of it::
+The time of a press of the stop button decides its effect::
 
-    with deferred()      │ before the cell │ cell on the ranks │ collecting values │ last lines of the block
-    a press becomes      │ RunInterrupted, │ a "stop" event of │ RunInterrupted at │ RunInterrupted at the end,
-                         │ at once         │ the submission    │ once, if it takes │ with the values: they are
+    with deferred()      │ before the cell │ cell on the ranks │ collecting values │ end of block
+    a press becomes      │ RunInterrupted, │ a "stop" event of │ RunInterrupted at │ RunInterrupted,
+                         │ at once         │ the submission    │ once, if it takes │ with the values
                          │                 │                   │ long              │ kept
 """
 
@@ -27,11 +27,14 @@ STOPPED_BEFORE = "stopped before the cell began"
 STOPPED_AFTER = "stopped after the cell ended on every rank: results that came back are kept"
 STOPPED_COLLECTING = "stopped while values came back: they are not kept"
 COLLECT_GRACE = 0.3
-"""Seconds in which most values have come back: an interrupt within them is deferred."""
+"""Seconds that suffice to collect most values: an interrupt within them is deferred."""
 
 
 class StopSignal:
-    """Cancellation of one run from another thread, as the stop button does it: once interrupts, twice kills."""
+    """Cancellation of one run from another thread, like the stop button.
+
+    The first signal interrupts, the second one kills.
+    """
 
     def __init__(self) -> None:
         self.sent = 0
@@ -40,58 +43,64 @@ class StopSignal:
 
     @property
     def attached(self) -> bool:
-        """Whether the run has begun."""
+        """True if the run has begun."""
         return self._submission is not None
 
     @property
     def run(self) -> int:
-        """The pool's number of the run; 0 while it has not begun."""
+        """Number of the run in the pool; 0 before it begins."""
         return 0 if self._submission is None else self._submission.number
 
     @property
     def metrics(self) -> Metrics | None:
-        """What the run's ranks have reported; None while it has not begun."""
+        """Metrics reported by the run's ranks; None before it begins."""
         return None if self._submission is None else self._submission.metrics
 
     def send(self) -> None:
-        """Stop the run; one that has not begun does not begin."""
+        """Stop the run; a run that has not begun will not begin."""
         with self._lock:
             self.sent += 1
             if self._submission is not None:
                 self._submission.put("stop", -1)
 
     def attach(self, submission: Submission) -> None:
-        """Begin to serve a run; what was sent before reaches it now."""
+        """Connect to a run and deliver signals that were sent before."""
         with self._lock:
             self._submission = submission
+            # signals may have been sent before the run began
             for _ in range(self.sent):
                 submission.put("stop", -1)
 
 
 def pressing(stop: StopSignal) -> Callable[[], None]:
-    """What a stop button does to a run of this thread, from any other: what the notebook's own does to one on the main thread."""
+    """Return a function that stops a run of this thread, like the stop button, from any thread."""
     if threading.current_thread() is not threading.main_thread():
         return stop.send
-    # SIGINT also stops what goes on before the ranks begin and after they have ended: values that are sent, or come back
+    # SIGINT also stops shipping before the ranks begin, and collecting values after they have ended
     return partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
 
 
 class DeferredInterrupts:
-    """Deferred delivery of SIGINT: owns its handler on the main thread until the block ends, where a cell's values are kept.
+    """Deferred delivery of SIGINT.
 
-    Before the cell is sent an interrupt falls where it falls, and leaves the block as `RunInterrupted`; where Python loses
-    the exception, in a destructor or a callback, it stops the cell as soon as it is sent. An interrupt that no run took
-    stays pending, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be
-    nested: the outermost counts.
+    Owns the SIGINT handler on the main thread until the end of the block, where a cell's values are
+    kept.
 
-    Where SIGINT is ignored, as in a script after ``nohup`` or ``&`` in a shell without job control, it stays so: nothing stops
-    its cells but their own time limits. A notebook's kernel sets a handler for each cell, however it was started.
+    Before the cell is sent, an interrupt takes effect at once, and leaves the block as
+    `RunInterrupted`. If Python loses that exception, in a destructor or a callback, the interrupt
+    stops the cell as soon as it is sent. An interrupt that no run received stays pending, and
+    raises `RunInterrupted` at the end of the block, so that it also ends a loop of cells. Blocks
+    may be nested: the outermost one counts.
+
+    If SIGINT is ignored, as in a script after ``nohup`` or ``&`` in a shell without job control, it
+    stays ignored: only time limits stop cells there. A notebook's kernel sets a handler for each
+    cell, however it was started.
 
     Args:
-        installs: whether SIGINT is to be handled: Python lets only the main thread do so.
+        installs: install a handler for SIGINT; Python allows that only on the main thread.
 
     Attributes:
-        values: what the error for a late interrupt carries.
+        values: the values that the error for a late interrupt carries.
     """
 
     def __init__(self, *, installs: bool = True) -> None:
@@ -101,8 +110,8 @@ class DeferredInterrupts:
 
     def _reset(self) -> None:
         self.values: Any = None
-        self._pending = 0  # interrupts that no run has taken so far
-        self._sent = False  # whether a cell has been sent
+        self._pending = 0  # interrupts that no run has received so far
+        self._sent = False  # True once a cell has been sent
         self._submission: Submission | None = None
         self._previous_handler: Any = None
         self._interruptible_from: float | None = None
@@ -112,9 +121,8 @@ class DeferredInterrupts:
         if self._depth == 1 and self._installs:
             self._previous_handler = signal.getsignal(signal.SIGINT)
             if self._previous_handler in (None, signal.SIG_IGN):
-                self._previous_handler = (
-                    None  # it was not set from Python, or whoever started this process wants none
-                )
+                # set outside Python, or the process was started with SIGINT ignored
+                self._previous_handler = None
             else:
                 signal.signal(signal.SIGINT, self._on_sigint)
         return self
@@ -126,6 +134,7 @@ class DeferredInterrupts:
         sent, pending, values = self._close()
         if isinstance(problem, KeyboardInterrupt) and not isinstance(problem, SkyError):
             raise RunInterrupted(STOPPED_COLLECTING if sent else STOPPED_BEFORE) from None
+        # An interrupt that no run received still has to end a loop of cells.
         if problem is None and pending:
             late = RunInterrupted(STOPPED_AFTER)
             late.values = values
@@ -133,8 +142,12 @@ class DeferredInterrupts:
 
     @contextlib.contextmanager
     def sent_to(self, submission: Submission) -> Iterator[None]:
-        """Inside, an interrupt is an event of this submission; what it has not read at the end is pending again."""
+        """Turn interrupts inside the block into events of this submission.
+
+        Events that were not read by the end of the block become pending interrupts again.
+        """
         self._submission = submission
+        # Python may have lost an earlier interrupt's exception: it stops the cell now.
         while self._pending and not self._sent:
             self._pending -= 1
             submission.put("stop", -1)
@@ -147,7 +160,7 @@ class DeferredInterrupts:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside, values come back: when that takes long, an interrupt ends it."""
+        """Let an interrupt end the block, which collects values, if that takes long."""
         self._interruptible_from = time.monotonic() + COLLECT_GRACE
         try:
             yield
@@ -155,34 +168,44 @@ class DeferredInterrupts:
             self._interruptible_from = None
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
-        # Python runs this between two bytecodes of the main thread: no lock may be taken that the thread may hold
+        # Python runs this between two bytecodes of the main thread, so it must not take a lock that
+        # the thread may hold.
         if self._submission is not None:
             self._submission.put("stop", -1)
             return
         self._pending += 1
+        # before the cell is sent, the interrupt takes effect at once
         if not self._sent and callable(self._previous_handler):
             self._previous_handler(signum, frame)
+        # while values are collected: defer the first press for COLLECT_GRACE, never the second one
         since = self._interruptible_from
         if since is not None and (self._pending > 1 or time.monotonic() > since):
             raise KeyboardInterrupt
 
     def _close(self) -> tuple[bool, int, Any]:
-        """(whether there was a cell, pending interrupts, the values); the previous handler is there again."""
+        """Restore the previous handler.
+
+        Returns:
+            (True if there was a cell, number of pending interrupts, values)
+        """
         late = 0
         if self._previous_handler is not None:
             try:
                 signal.signal(signal.SIGINT, self._previous_handler)
-            except KeyboardInterrupt:  # it came when the previous handler was back already
+            except KeyboardInterrupt:  # it arrived after the previous handler was restored
                 late = 1
-        found = self._sent, self._pending + late, self.values
+        result = self._sent, self._pending + late, self.values
         self._reset()
-        return found
+        return result
 
 
 _main = DeferredInterrupts()
 
 
 def deferred() -> DeferredInterrupts:
-    """This thread's interrupts, as a block to enter: the notebook's on the main thread; elsewhere there are none."""
+    """Return this thread's block of deferred interrupts.
+
+    The main thread has a single shared block; on other threads it has no effect.
+    """
     on_main = threading.current_thread() is threading.main_thread()
     return _main if on_main else DeferredInterrupts(installs=False)

@@ -1,4 +1,6 @@
-"""One run as values: what it asks of its ranks, its limits, how each rank ended, and what its line in the notebook shows."""
+"""Values of one run: its request to the ranks, its limits, the state of each rank, its progress
+line.
+"""
 
 from __future__ import annotations
 
@@ -14,50 +16,59 @@ from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
 
 DEAD_OUTPUT_TIMEOUT = 1.0
-"""Seconds to wait for the last text of a rank that has died."""
+"""Seconds to wait for the last output of a rank that has died."""
 LOST_OUTPUT_TIMEOUT = 10.0
-"""Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
+"""Seconds without news to wait for the last output of a rank whose cell is over.
+
+The output arrives at once unless the rank's agent is gone.
+"""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: the source, who executes it, what is shipped before it and gathered after it."""
+    """Specification of a run: the source, the ranks, and the values shipped and gathered."""
 
     source: str
-    """What the ranks execute."""
+    """Source that the ranks execute."""
     source_without_magics: str
-    """Source as plain Python, without IPython's syntax: what it needs of the notebook is found in it."""
+    """Source as plain Python, without IPython's syntax; shows which names it needs from the
+    notebook.
+    """
     ranks: tuple[int, ...]
     visible_ranks: tuple[int, ...]
     """Ranks whose output is shown."""
     value_ranks: tuple[int, ...] = ()
     """Ranks that send back the value of the cell's last expression."""
     gather: tuple[str, ...] = ()
-    """Variables that come back."""
+    """Variables to send back."""
     gather_ranks: tuple[int, ...] = ()
-    """Ranks that send them."""
+    """Ranks that send these variables back."""
     profile: tuple[int, ...] = ()
-    """Ranks that profile it, and send what they found."""
+    """Ranks that profile the run and send their profiles back."""
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
     execution_count: int = 1
     compiler_flags: int = 0
-    """Flags of ``__future__``, as the notebook's cells have set them."""
+    """Flags of ``__future__`` that the notebook's cells have set."""
     waits: bool = True
-    """Whether it waits for other runs on its ranks; else it is refused."""
+    """Wait for other runs on the same ranks; otherwise the run is refused if there are any."""
     job: str = "cell"
-    """What it is: a cell, a ``script``, or a ``call``."""
+    """Kind of the run: ``cell``, ``script`` or ``call``."""
     output: str = ""
-    """The variable that takes the values of the last expression."""
+    """Variable for the values of the last expression."""
     head: bool = False
-    """Whether the variables take the first rank's values alone."""
+    """The variables get only the first rank's values."""
     beside: bool = False
-    """The notebook does not wait for it, and the user has a handle."""
+    """The run is in the background: the notebook does not wait, and the user has a handle."""
     taken: Callable[[], object] = field(default=lambda: None, compare=False)
-    """Called once all that it needs of the notebook is in the store, or while it waits for other runs."""
+    """Called once the store has everything that the run needs, or while the run waits for other
+    runs.
+    """
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""
+    """Values for this run only, by name, such as a call's arguments; the ranks forget them
+    afterwards.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,45 +79,55 @@ class Limits:
     grace: float = Defaults.grace
     """Grace period: from an interrupt to releasing collectives, and from that to SIGKILL."""
     stall_after: float = Defaults.stall_after
-    """Without progress, until a stall is pointed out."""
+    """Seconds without progress until a stall is reported."""
     interrupt_grace: float = 1.0
-    """From an interrupt because of another rank's failure, until the process groups of ranks that do not wait in native code
-    are released too."""
+    """Seconds from an interrupt to the release of ranks that do not wait in native code.
+
+    Counts for interrupts that follow another rank's failure.
+    """
     silent_may_leave: bool = False
-    """Whether a rank whose control thread does not answer may be leaving its cell: on a busy machine it is only slow."""
+    """Treat a rank whose control thread does not answer as leaving its cell: it may only be
+    slow.
+    """
     view_after: float = math.inf
-    """Until a line says how the run is; infinite for none."""
+    """Seconds until a progress line is shown; infinite for never."""
 
 
 @dataclass
 class RankRun:
-    """The state of one rank's part of a run."""
+    """State of one rank in a run."""
 
     outcome: Mapping[str, Any] | None = None
     ended: bool = False
-    """Whether the rank's output is complete."""
+    """True if the rank's output is complete."""
     died: wire.RankExited | None = None
     died_at: float = 0.0
     stopped: bool = False
-    """Whether it was interrupted or released because of another rank's failure, a timeout or the user."""
+    """True if it was interrupted or released after another rank's failure, a timeout or a stop."""
     killed: bool = False
     last_event_at: float = 0.0
     waited_at: Sequence[Mapping[str, Any]] = ()
-    """Where it waited in native code and could not take an interrupt: the innermost frame of the user's own, and the innermost of all."""
+    """Frames of a rank that waited in native code and could not handle an interrupt.
+
+    The first one is the user's innermost frame, the second one the innermost of all.
+    """
 
     @property
     def over(self) -> bool:
-        """Whether its cell has ended, well or not."""
+        """True if the rank's cell has ended, successfully or not."""
         return self.outcome is not None or self.died is not None
 
     @property
     def settled(self) -> bool:
-        """Nothing more is to come."""
+        """True if nothing more will arrive from the rank."""
         return self.ended and self.over
 
     @property
     def output_deadline(self) -> float | None:
-        """When to give up waiting for its last output; None while its cell goes on, or when the output is complete."""
+        """Deadline for the last output.
+
+        None while the cell is running, and once the output is complete.
+        """
         if self.ended or not self.over:
             return None
         return (
@@ -117,12 +138,12 @@ class RankRun:
 
     @property
     def stopped_at(self) -> Sequence[Mapping[str, Any]]:
-        """Where it was when it was interrupted, likewise; empty if nobody knows."""
+        """Frames of the rank at the interrupt, as in `waited_at`; empty if unknown."""
         return self.waited_at or (self.outcome or {}).get("stopped_at") or ()
 
     @property
     def failed(self) -> bool:
-        """Whether the rank died, or its cell did not end well."""
+        """True if the rank died, or its cell failed."""
         return self.died is not None or (
             self.outcome is not None and self.outcome["status"] != "ok"
         )
@@ -130,43 +151,45 @@ class RankRun:
 
 @dataclass
 class Report:
-    """The report of a run: how each rank ended, and what was done to end it."""
+    """Report of a run: how each rank ended, and what was done to end it."""
 
     ranks: dict[int, RankRun]
     run: int = 0
-    """The pool's number of the run; 0 for what is none."""
+    """Number of the run in the pool; 0 for an order that is not a run."""
     interrupted: bool = False
     timed_out: bool = False
     left: bool = False
-    """This process ends, and its ranks carry the run on for the notebook that attaches next."""
+    """This process ends, and the ranks continue the run for the notebook that attaches next."""
     closed: bool = False
-    """The pool was ended by this notebook: nothing more comes, whatever its ranks were doing."""
+    """This notebook has ended the pool: nothing more arrives, whether or not the ranks were
+    done.
+    """
     stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
-    """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
+    """Stacks of the ranks that were still running at the timeout or when the user stopped them."""
     freed: bool = False
-    """Connections of process groups were shut down: groups must be formed anew."""
+    """Connections of process groups were shut down, so the groups must be formed again."""
     notes: list[str] = field(default_factory=list)
-    """What could not be carried over, and the like."""
+    """Notes for the user, for example on values that could not be carried over."""
     metrics: Metrics = field(default_factory=Metrics)
-    """What its ranks have reported."""
+    """Metrics that the ranks have reported."""
     shipped: int = 0
-    """Bytes that it needed on its ranks and they had not."""
+    """Bytes shipped to the ranks because they did not have them."""
     ship_seconds: float = 0.0
-    """How long it took to find and write them."""
+    """Seconds it took to find and write the shipped values."""
     lagged: str = ""
-    """Which rank was behind others, in words."""
+    """Description of the ranks that were behind others."""
     incomplete: bool = False
-    """Output was left out of what the notebook shows."""
+    """Some output was omitted from what the notebook shows."""
 
     @property
     def good(self) -> bool:
-        """Every rank ended well."""
+        """True if every rank ended successfully."""
         return not (
             self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values())
         )
 
     def unfinished(self) -> list[int]:
-        """Ranks whose cell has not ended, as far as is known."""
+        """List the ranks whose cell has not ended, as far as is known."""
         return [
             number
             for number, rank in self.ranks.items()
@@ -175,17 +198,21 @@ class Report:
 
     @property
     def out_of_step(self) -> bool:
-        """Whether ranks have begun different numbers of collectives on a group in a run that failed, or that was interrupted, which a cell
-        may have caught: the next would never match."""
+        """True if ranks have begun different numbers of collectives on a group: the next would not
+        match.
+
+        Only checked if the run failed or was interrupted, which a cell may have caught.
+        """
+        # a cell may have caught the interrupt, so a good run counts too if it was interrupted
         if self.good and not any(
             (rank.outcome or {}).get("interrupted") for rank in self.ranks.values()
         ):
             return False
-        begun: dict[str, set[int]] = {}
+        counts_by_group: dict[str, set[int]] = {}
         for rank in self.ranks.values():
             for group, begun_count in ((rank.outcome or {}).get("collectives") or {}).items():
-                begun.setdefault(group, set()).add(begun_count)
-        return any(len(counts) > 1 for counts in begun.values())
+                counts_by_group.setdefault(group, set()).add(begun_count)
+        return any(len(counts) > 1 for counts in counts_by_group.values())
 
 
 def state_of(
@@ -194,19 +221,22 @@ def state_of(
     always_last: Sequence[int] = (),
     in_vain: str = "",
 ) -> RunState:
-    """How a run is now; its seconds are for who knows when it was asked for.
+    """Compute the current state of a run; the caller knows when it was requested and sets
+    `seconds`.
 
     Args:
         waiting: ranks that wait for others in a collective.
-        always_last: ranks for which the others wait again and again.
-        in_vain: which ranks are in collectives that the others will not join, as a part of the line.
+        always_last: ranks that the others wait for in every collective.
+        in_vain: description of ranks in collectives that the others will not join, as a part of the
+            line.
     """
     ended = [number for number, rank in report.ranks.items() if rank.over]
     failed = failed_ranks(report)
     metrics = report.metrics
     lagging = metrics.lagging(ended)
-    last = [] if lagging else [rank for rank in always_last if rank not in ended]
-    report.lagged = lag_words(lagging) or last_words(last, "was", "were") or report.lagged
+    last_ranks = [] if lagging else [rank for rank in always_last if rank not in ended]
+    # remembered for the summary at the end of the run
+    report.lagged = lag_words(lagging) or last_words(last_ranks, "was", "were") or report.lagged
     return RunState(
         ranks=len(report.ranks),
         seconds=0.0,
@@ -222,7 +252,7 @@ def state_of(
                 [
                     in_vain,
                     lag_words(lagging, "is", "are"),
-                    last_words(last, "is", "are"),
+                    last_words(last_ranks, "is", "are"),
                     *reasons_now(metrics.usage(), ended),
                 ],
             )
@@ -233,12 +263,12 @@ def state_of(
 def end_of(
     report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]
 ) -> RunSummary:
-    """How a run has ended.
+    """Summarize a finished run.
 
     Args:
-        seconds: since it was asked for.
-        names: the notebook's variables that hold what came back.
-        gathered: how many bytes came back, and in how many seconds.
+        seconds: seconds since it was requested.
+        names: the notebook's variables that hold the results.
+        gathered: number of bytes gathered, and the seconds it took.
     """
     return RunSummary(
         ranks=len(report.ranks),
@@ -260,26 +290,25 @@ def end_of(
 
 
 def import_words(importing: Mapping[str, Sequence[int]], count_of_all: int) -> str:
-    """Say what ranks import, as a part of a line: "importing torch on 4 ranks", "importing jax on rank 1"; "" for nothing."""
+    """Describe current imports as a part of a line: "importing torch on 4 ranks"; "" for none."""
     parts = []
     for module, ranks in importing.items():
-        every = len(ranks) == count_of_all
-        where = (
+        is_all = len(ranks) == count_of_all
+        location = (
             ""
             if count_of_all == 1
-            else f" on {count(len(ranks), 'rank') if every else rank_words(list(ranks))}"
+            else f" on {count(len(ranks), 'rank') if is_all else rank_words(list(ranks))}"
         )
-        parts.append(f"{module}{where}")
+        parts.append(f"{module}{location}")
     return f"importing {', '.join(parts)}" if parts else ""
 
 
 def failed_ranks(report: Report) -> tuple[int, ...]:
-    """Ranks whose own cell failed; those that were stopped because of it are not among them."""
+    """Return the ranks whose own cell failed, without those that were stopped because of it."""
 
     def by_itself(rank: RankRun) -> bool:
-        outcome = (
-            rank.outcome or {}
-        )  # an interrupt may come to a rank whose own error is on its way
+        # an interrupt may reach a rank whose own error is already on its way here
+        outcome = rank.outcome or {}
         ended_for = rank.died is not None or outcome.get("interrupted") or outcome.get("freed")
         return rank.failed and not (rank.stopped and ended_for)
 
@@ -287,7 +316,9 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
 
 
 def last_words(ranks: Sequence[int], one: str, several: str) -> str:
-    """Ranks for which the others wait again and again, as a part of a line; "" for none."""
+    """Describe ranks that the others wait for in every collective, as a part of a line; "" for
+    none.
+    """
     return (
         f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective"
         if ranks
@@ -296,7 +327,7 @@ def last_words(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:
-    """Ranks that are behind others, as a part of a line; "" for none."""
+    """Describe ranks that are behind others, as a part of a line; "" for none."""
     if not behind:
         return ""
     verb = one if len(behind) == 1 else several

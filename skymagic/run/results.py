@@ -1,4 +1,7 @@
-"""What the ranks sent back: values in rank order, or one error that sums up what failed and is of the type that a rank raised."""
+"""Results of the ranks: values in rank order, or one error that summarizes the failures.
+
+The error also has the type that a rank raised.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,33 @@ from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
 
 _NAMED_ONLY = (SystemExit, GeneratorExit, asyncio.CancelledError, SyntaxError)
-"""Types of which an error has the name and the fields alone: the first ones would end more than the cell, and IPython shows a SyntaxError
-by itself, without the rank's traceback."""
+"""Types that an error only names instead of deriving from them.
+
+The first ones would end more than the cell, and IPython shows a SyntaxError itself, without the
+rank's traceback.
+"""
 PEER_ERRORS = (
-    "RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ConnectionError", "ConnectionResetError",
-    "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "TimeoutError",
-)  # fmt: skip
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+    "ConnectionError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+    "TimeoutError",
+)
 
 
 def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> RankError:
-    """A RankError that is also what the rank raised, where Python allows such a type; else one with its name.
+    """Create a RankError that is also of the rank's exception type, if Python allows such a type.
+
+    Otherwise the error only has the name of that type.
 
     Args:
-        original: None where it could not be rebuilt.
+        original: the rank's exception, or None if it could not be rebuilt.
         report: the attributes of a RankError.
     """
     if original is not None:
@@ -43,10 +60,10 @@ def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> Ran
 
 
 def raised_again(original: BaseException, report: Mapping[str, Any]) -> RankError:
-    """A copy of an exception as a RankError."""
+    """Copy an exception as a RankError."""
     base = type(original)
     both = not issubclass(base, _NAMED_ONLY) and base not in RankError.__mro__
-    # the exception's own methods and properties go first
+    # the exception's own methods and properties take precedence
     kind = _type(
         base.__name__,
         (base, RankError) if both else (RankError,),
@@ -62,7 +79,10 @@ def raised_again(original: BaseException, report: Mapping[str, Any]) -> RankErro
 
 
 def _says(error: RankError, message: str) -> bool:
-    """Whether the message is the one that it had on the rank; its ``__str__`` may use what is not here, or fail."""
+    """Return True if the error's message is the one it had on the rank.
+
+    Its ``__str__`` may need something that only exists on the rank, or fail.
+    """
     try:
         return str(error) == message
     except Exception:
@@ -70,19 +90,22 @@ def _says(error: RankError, message: str) -> bool:
 
 
 def _type(name: str, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any:
-    own = {name: vars(RankError)[name] for name in ("_render_traceback_", "__reduce__")}
-    return types.new_class(name, bases, exec_body=lambda space: space.update({**members, **own}))
+    # RankError's rendering and pickling override those of the exception
+    methods = {name: vars(RankError)[name] for name in ("_render_traceback_", "__reduce__")}
+    return types.new_class(
+        name, bases, exec_body=lambda space: space.update({**members, **methods})
+    )
 
 
 PEER_TEXTS = re.compile(
     "connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote"
 )
-"""What a rank says whose peer went away: a consequence, not a cause."""
+"""Messages of ranks whose peer went away: a consequence, not a cause."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """A rank that did not end its cell well."""
+    """A rank whose cell failed."""
 
     rank: int
     hostname: str
@@ -91,15 +114,15 @@ class RankFailure:
     traceback: tuple[str, ...] = ()
     exception: BaseException | None = None
     freed: bool = False
-    """Whether it was let out of a collective, or interrupted, because another rank had failed."""
+    """True if it was released from a collective or interrupted because another rank failed."""
     died: str = ""
-    """How its process ended, in words; empty if it lives."""
+    """Description of how its process ended; empty if it is alive."""
     status: int | None = None
     tail: str = ""
 
     @property
     def words(self) -> str:
-        """What happened, in a line."""
+        """Description of the failure, in a line."""
         if self.died:
             return (
                 f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
@@ -107,27 +130,27 @@ class RankFailure:
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
     def like(self, other: RankFailure) -> bool:
-        """Whether another rank failed in the same way."""
+        """Return True if another rank failed in the same way."""
         alike = (self.ename, self.evalue, self.died) == (other.ename, other.evalue, other.died)
-        # one that was stopped has not failed by itself, though both may end with a KeyboardInterrupt
+        # a stopped rank did not fail by itself, although both may end with a KeyboardInterrupt
         return alike and self.only_stopped <= other.only_stopped
 
     @property
     def only_stopped(self) -> bool:
-        """Whether it shows nothing of its own: another rank's failure ended it."""
+        """True if the rank was only stopped because of another rank's failure."""
         return self.freed and (
             self.ename == "KeyboardInterrupt" or is_connection_error(self.ename, self.evalue)
         )
 
     @property
     def secondary(self) -> bool:
-        """Whether this only followed from another rank's failure."""
+        """True if this failure only followed from another rank's failure."""
         return self.freed or (not self.died and is_connection_error(self.ename, self.evalue))
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Stands in the place of a value that could not come back."""
+    """Placeholder for a value that could not be sent back."""
 
     rank: int
     reason: str
@@ -137,63 +160,77 @@ class Unavailable:
 
 
 def may_be_connection_error(ename: str) -> bool:
-    """Whether errors of this type may say that a peer went away, in words that nobody has listed."""
+    """Return True if errors of this type may mean a lost peer, even with an unknown message."""
     return ename in PEER_ERRORS
 
 
 def is_connection_error(ename: str, evalue: str) -> bool:
-    """Whether an error says that a peer went away."""
+    """Return True if an error means that a peer went away."""
     return ename in PEER_ERRORS and PEER_TEXTS.search(evalue.lower()) is not None
 
 
 def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> str:
-    """Which ranks failed like this one."""
-    where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
+    """Name the rank that failed, and the ranks that failed in the same way."""
+    text = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
-        where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
-    same = [one.rank for one in failures if one.rank != cause.rank and one.like(cause)]
-    return f"{where} and the same on {rank_words(same)}" if same else where
+        text = f"rank {cause.rank} on {cause.hostname} {cause.words}"
+    same_ranks = [
+        failure.rank for failure in failures if failure.rank != cause.rank and failure.like(cause)
+    ]
+    return f"{text} and the same on {rank_words(same_ranks)}" if same_ranks else text
 
 
 def others(cause: RankFailure, failures: Sequence[RankFailure]) -> list[str]:
-    """Lines on the ranks that failed otherwise, or were stopped."""
-    rest = [one for one in failures if one.rank != cause.rank and not one.like(cause)]
-    alike: dict[str, list[int]] = {}
-    for one in rest:
-        if not one.secondary:
-            alike.setdefault(without_colours(one.words), []).append(one.rank)
-    lines = [f"{rank_words(ranks)}: {words}"[:200] for words, ranks in alike.items()]
-    if stopped := [one.rank for one in rest if one.secondary]:
+    """Return lines on ranks that failed in other ways, or were stopped."""
+    other_failures = [
+        failure for failure in failures if failure.rank != cause.rank and not failure.like(cause)
+    ]
+    ranks_by_words: dict[str, list[int]] = {}
+    for failure in other_failures:
+        if not failure.secondary:
+            ranks_by_words.setdefault(without_colours(failure.words), []).append(failure.rank)
+    lines = [f"{rank_words(ranks)}: {words}"[:200] for words, ranks in ranks_by_words.items()]
+    # failures that only follow from another one are summed up in a line
+    if stopped := [failure.rank for failure in other_failures if failure.secondary]:
         lines.append(f"{rank_words(stopped)} had to be stopped")
     return lines
 
 
 def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] = ()) -> RunError:
-    """One error for a failed run, with what the rank raised as its cause."""
-    # what the others follow from: a dead rank first, then the first that no other explains
+    """Create one error for a failed run, with the rank's exception as its cause."""
+    # the root cause: a dead rank first, then the first failure that no other failure explains
     cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))
-    head, below = heading(cause, failures, world), [*others(cause, failures), *notes]
+    title, below = heading(cause, failures, world), [*others(cause, failures), *notes]
     error: RunError
     if cause.died:
-        last = last_words(cause.tail)
-        tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
-        text = "\n".join([head, *below, *tail])
+        last_lines = last_words(cause.tail)
+        log_lines = (
+            ["the last lines of its log:", *("  " + line for line in last_lines)]
+            if last_lines
+            else []
+        )
+        text = "\n".join([title, *below, *log_lines])
         error = RankDied(text, rank=cause.rank, hostname=cause.hostname, status=cause.status)
     else:
         error = rank_error(
             cause.exception,
             {
-                "rank": cause.rank, "hostname": cause.hostname, "ename": cause.ename, "evalue": cause.evalue,
-                "traceback": cause.traceback, "heading": head, "below": tuple(below),
+                "rank": cause.rank,
+                "hostname": cause.hostname,
+                "ename": cause.ename,
+                "evalue": cause.evalue,
+                "traceback": cause.traceback,
+                "heading": title,
+                "below": tuple(below),
             },
-        )  # fmt: skip
+        )
     vars(error).setdefault("failures", tuple(failures))
-    object.__setattr__(error, "__cause__", cause.exception)  # of a frozen dataclass too
+    object.__setattr__(error, "__cause__", cause.exception)  # works for frozen dataclasses too
     return error
 
 
 def last_words(tail: str, lines: int = 8) -> list[str]:
-    """The end of a dead rank's log; of a crash that Python reports, the frames down to the cell."""
+    """Return the end of a dead rank's log, or a crash report's frames down to the cell."""
     log = tail.splitlines()
     crash = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     if crash is None:
@@ -203,10 +240,10 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
     cell = next(
         (i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1
     )
-    words = [
+    frame_lines = [
         re.sub(
             r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line
         )
         for line in frames[: cell + 1]
     ]
-    return [*before, report[0], *words[:lines]]
+    return [*before, report[0], *frame_lines[:lines]]

@@ -1,23 +1,27 @@
-"""One run as an event loop: output as it comes, fail fast, and an escalation from interrupt to kill that always ends.
+"""Event loop of one run: streams output, fails fast, and escalates from interrupt to kill.
 
-When a rank has failed, the ranks whose cell goes on are stopped in steps::
+The escalation always ends. After a rank has failed, the ranks that still execute are stopped in
+steps::
 
-    failure            SIGINT, and those released     all released       SIGINT again        SIGKILL
-       │               that wait in native code             │                 │                 │
-    ───┼────────────────────────────┼───────────────────────┼─────────────────┼─────────────────┼──▶ time
-       │◀─── OTHERS_FAIL_TIME, ────▶│◀── interrupt_grace ──▶│                 │                 │
-       │     or ROOT_CAUSE_TIME     │◀──────────────── grace / 2 ────────────▶│                 │
-                                                            │◀───────────── grace ─────────────▶│  and again, for ranks that leave their
-                                                                                                   cell: MAX_GRACE_EXTENSIONS times
+    failure         SIGINT; release of       release        SIGINT          SIGKILL
+       │            ranks in native code     of all         again              │
+    ───┼────────────────────┼───────────────────┼──────────────┼───────────────┼──▶ time
+       │◀ OTHERS_FAIL_TIME ▶│◀ interrupt_grace ▶│              │               │
+       │ or ROOT_CAUSE_TIME │◀────────── grace / 2 ───────────▶│               │
+                                                │◀─────────── grace ──────────▶│
 
-An agent that has not told their end END_TIMEOUT after that, and does not answer either, is given up.
+The last step is repeated up to MAX_GRACE_EXTENSIONS times for ranks that are leaving their cell. An
+agent that has not reported the end of killed ranks END_TIMEOUT later, and does not answer either,
+is given up.
 
-Only ranks that wait in native code, such as a collective, cannot take the interrupt. Releasing costs all ranks their process groups, which
-are formed anew: where the others leave their cells in Python, the groups stay.
+Only ranks that wait in native code, such as a collective, cannot handle the interrupt. Releasing
+ranks costs all ranks their process groups, which must be formed again; if the other ranks leave
+their cells in Python, the groups stay intact.
 
-The end of ``--timeout`` enters at the first SIGINT. So does the stop button, but it leaves ranks time for what the user's code does
-upon an interrupt: ranks that wait in native code are released WAITS_AFTER it; all others one grace period after it, and killed after one
-more. A second press kills at once.
+A ``--timeout`` starts with the first SIGINT. So does the stop button, but it leaves ranks time for
+the user's own handling of the interrupt: ranks that wait in native code are released WAITS_AFTER
+later, all others one grace period later, and all are killed after one more grace period. A second
+press kills at once.
 """
 
 from __future__ import annotations
@@ -45,39 +49,55 @@ from skymagic.wire.order import ON_GPU
 logger = logging.getLogger(__name__)
 
 OTHERS_FAIL_TIME = 0.1
-"""Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
-ROOT_CAUSE_TIME = (
-    0.5  # seconds to wait for the cause when the first news is that a connection closed
-)
+"""Seconds for other ranks to fail by themselves, so that an error of all ranks is shown as such."""
+ROOT_CAUSE_TIME = 0.5
+"""Seconds to wait for the root cause if the first failure is a closed connection."""
 MAX_GRACE_EXTENSIONS = 5
-"""How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
+"""Maximum number of extra grace periods for a rank that is leaving its cell.
+
+It may be in the user's ``except`` or ``finally``, or on a slow machine.
+"""
 GPU_GRACE = 30.0
-"""Seconds from the first grace period's end in which ranks that use a GPU may leave their cells: kernels, and NCCL's abort, take their time."""
+"""Seconds after the first grace period for ranks that use a GPU to leave their cells.
+
+Kernels and NCCL's abort are slow.
+"""
 WAITS_AFTER = 0.08
-"""Seconds after an interrupt until it is asked which ranks wait in native code and cannot take it; and between such questions."""
+"""Seconds from an interrupt to the query for ranks in native code, and between such queries.
+
+These ranks cannot handle the interrupt.
+"""
 KILL_HINT_DELAY = 0.7
-"""Seconds after an interrupt until the user is told of the second press."""
+"""Seconds from an interrupt to the hint that a second press kills."""
 ANSWER_TIMEOUT = 0.5
-"""Seconds in which ranks answer what they are asked: where they are, whether they leave their cell."""
+"""Seconds for ranks to answer queries: where they are, whether they are leaving their cell."""
 END_TIMEOUT = 3.0
-"""Seconds that ranks that were killed have to end, and an agent to say that it is there."""
+"""Seconds for killed ranks to end, and for an agent to answer."""
 POLL_INTERVAL = 0.2
-"""Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
+"""Longest wait in seconds.
+
+Python does not wake up for a signal to another thread, or for one just before the wait.
+"""
 RESTART_TIMEOUT = 0.3
-"""Seconds after an interrupt in which a kernel hears that it is to end: Jupyter's menu interrupts a kernel first, and asks it then."""
+"""Seconds from an interrupt in which a shutdown request may follow.
+
+Jupyter's menu interrupts a kernel before it asks the kernel to shut down.
+"""
 ACTIVITY = frozenset({"stream", "display_data", "update_display_data", "clear_output", "numbers"})
-"""Kinds of content that show that a rank goes on."""
+"""Kinds of messages that show that a rank is making progress."""
 DRAIN_TIMEOUT = 5.0
-"""Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
+"""Seconds to wait until signals and requests to ranks that have ended their cells have arrived."""
 
 
 class RunLoop:
-    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
+    """Event loop of one submission: events, deadlines, and the escalation from interrupt to kill.
 
     Args:
-        begin: called with a rank and the number of a content before it is written to the screen.
-        mark: called with the same when it counts as shown (`Settling`).
-        left: whether this process ends and leaves the run to its ranks; None where runs end with it.
+        begin: called with a rank and a message's number before the message is written to the
+            screen.
+        mark: called with the same arguments once the message counts as shown (`Settling`).
+        left: returns True if this process ends and leaves the run to its ranks; None if runs end
+            with it.
     """
 
     def __init__(
@@ -96,24 +116,34 @@ class RunLoop:
         self._left, self._held_stop = left, False
         self._screen = screen
         self._limits = limits
-        self._stopping = False  # something went wrong, or the user pressed stop: the run is being brought to its end
+        self._stopping = False  # True after a failure, a timeout or a press of stop
         now = time.monotonic()
+        # the steps of the escalation; if several are due at once, they run in this order
         steps = (
-            RunLoop._stop_others, RunLoop._release_waiting, RunLoop._release, RunLoop._kill_stuck, RunLoop._show_kill_hint, RunLoop._interrupt_again,
-            RunLoop._give_up, RunLoop._stop,
-        )  # fmt: skip
+            RunLoop._stop_others,
+            RunLoop._release_waiting,
+            RunLoop._release,
+            RunLoop._kill_stuck,
+            RunLoop._show_kill_hint,
+            RunLoop._interrupt_again,
+            RunLoop._give_up,
+            RunLoop._stop,
+        )
         self._due: dict[Callable[[RunLoop], None], float | None] = dict.fromkeys(steps)
-        """When each step is taken; None for never."""
+        """Step → its deadline; None for never."""
         self._due[RunLoop._time_out] = None if limits.timeout is None else now + limits.timeout
         self._grace_extensions = 0
         self._gpu_deadline: float | None = None
-        self._disturbed: set[int] = set()  # ranks that were sent signals or other disturbances
+        self._disturbed: set[int] = set()  # ranks that got signals or requests
         self._stall = Stall(limits.stall_after, now)
         ranks = {rank: RankRun() for rank in submission.ranks}
         self.report = Report(ranks, submission.number, metrics=submission.metrics)
 
     def wait(self) -> Report:
-        """Wait until every rank has settled, or the pool is ended. What the user does with the stop button becomes part of the report."""
+        """Wait until every rank has settled, or the pool is ended.
+
+        The report includes the effects of the stop button.
+        """
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
@@ -122,6 +152,7 @@ class RunLoop:
         if killed := [
             number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
         ]:
+            # Treat the machines of dead ranks as lost if the provider has taken them back.
             for node, fate in self._agents.taken_back(killed).items():
                 self._agents.lose(node, f"{self._agents.nodes[node].name} is gone", fate)
                 for event in self._submission.news():
@@ -129,30 +160,35 @@ class RunLoop:
         if not self._stopping:
             self._screen.standstill("")
         if self._disturbed:
-            # what is still on its way there must not fall into the next cell; the answer comes after it
+            # Signals in transit must not hit the next cell. The answer to this query arrives after
+            # them.
             self._agents.ask(self._disturbed, "leaving", timeout=DRAIN_TIMEOUT)
         ranks = self.report.ranks.values()
         if self.report.interrupted and not any(rank.failed for rank in ranks):
-            self.report.interrupted = False  # it ended well in spite of it
+            self.report.interrupted = False  # all ranks succeeded in spite of the interrupt
             if not any(rank.outcome and rank.outcome.get("interrupted") for rank in ranks):
-                self._submission.stop_was_late()  # the interrupt came too late everywhere; else the cell took it as it liked
+                # the interrupt came too late on all ranks; otherwise the cell has handled it
+                self._submission.stop_was_late()
         return self.report
 
-    # -- one step ----------------------------------------------------------------------------------------------------
+    # -- one step ---------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        # news first: a rank that has ended must not be interrupted by a step that is due at the same moment
+        # Events first: a rank that has ended must not be interrupted by a step that is due at the
+        # same moment.
         if (event := self._submission.read(self._next_timeout())) is not None:
             self._handle(event)
         self._screen.refresh()
         self._screen.progress(self._state)
         now = time.monotonic()
         self._settling.settle(now)
-        for act in [act for act, when in self._due.items() if when is not None and when <= now]:
-            self._due[act] = None
-            act(self)
+        for step in [
+            step for step, deadline in self._due.items() if deadline is not None and deadline <= now
+        ]:
+            self._due[step] = None
+            step(self)
         for rank in self.report.ranks.values():
-            if (when := rank.output_deadline) is not None and now >= when:
+            if (deadline := rank.output_deadline) is not None and now >= deadline:
                 rank.ended = True
         self._check_stall(now)
 
@@ -169,6 +205,7 @@ class RunLoop:
         ]
         if not self._stopping:
             times.append(self._stall.due)
+        # POLL_INTERVAL bounds the wait: a signal just before it does not wake it up
         return max(
             0.0, min(when for when in [*times, now + POLL_INTERVAL] if when is not None) - now
         )
@@ -190,25 +227,30 @@ class RunLoop:
             self._show(event.rank, rank, event.content)
         elif (
             event.kind == "outcome" and not rank.killed
-        ):  # else its end comes, too late for any other
+        ):  # a killed rank is about to be reported as dead, and its outcome comes too late
             rank.outcome = event.content
             self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and self.report.unfinished():
             outcome = rank.outcome or {}
-            follows = is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
-            default = ROOT_CAUSE_TIME if follows else OTHERS_FAIL_TIME
+            is_consequence = is_connection_error(
+                str(outcome.get("ename")), str(outcome.get("evalue"))
+            )
+            default = ROOT_CAUSE_TIME if is_consequence else OTHERS_FAIL_TIME
+            # A closed connection is only a consequence: wait for the root cause, to report that.
             stop_at = time.monotonic() + (outcome.get("cause_timeout") or default)
-            before = self._due[RunLoop._stop_others]
+            previous = self._due[RunLoop._stop_others]
             if not self._stopping:
                 self._stopping, self._due[RunLoop._stop_others] = True, stop_at
-            elif before is not None:  # this one may be the cause for which the first was given time
-                self._due[RunLoop._stop_others] = min(before, stop_at)
+            elif (
+                previous is not None
+            ):  # this may be the root cause that the first failure waited for
+                self._due[RunLoop._stop_others] = min(previous, stop_at)
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
-        # an import that hangs is told of each second, and is none
+        # an import is reported every second even if it hangs, so it is no sign of activity
         if kind in ACTIVITY and not (kind == "numbers" and only_imports(content["batches"])):
             self._stall.moved()
         if kind == "numbers":
@@ -218,16 +260,17 @@ class RunLoop:
         if (seq := content.get("seq")) is None:
             show_content(self._screen, number, content)
             return
-        # a notebook that attaches after this one was killed in between shows it again, and says that it may have been seen
+        # If this notebook is killed between `begin` and `mark`, the next one shows the message
+        # again and marks it as possibly seen.
         self._begin(number, seq)
         with together():
             show_content(self._screen, number, content)
         self._settling.add(number, seq, time.monotonic())
 
-    # -- ending early ------------------------------------------------------------------------------------------------
+    # -- escalation -------------------------------------------------------------------------------
 
     def _stop_others(self) -> None:
-        """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
+        """Interrupt the other ranks after a failure, and release those in native code."""
         self._interrupt()
         now = time.monotonic()
         self._due[RunLoop._release_waiting], self._due[RunLoop._release] = (
@@ -244,25 +287,29 @@ class RunLoop:
         self._agents.signal(open_ranks, signal.SIGINT)
 
     def _interrupt_again(self) -> None:
-        """Python may lose the first interrupt, in a destructor or a fork."""
+        """Repeat the interrupt: Python may lose the first one in a destructor or a fork."""
         self._agents.ask(self.report.unfinished(), "interrupt", timeout=0.0)
 
     def _release_waiting(self) -> None:
-        """Release the ranks that wait in native code: an interrupt does not reach them, so that a grace period would be lost on them."""
+        """Release the ranks that wait in native code.
+
+        An interrupt does not reach them, so that a grace period would be wasted on them.
+        """
         ranks = self.report.ranks
         if open_ranks := [
             number for number in self.report.unfinished() if not ranks[number].waited_at
         ]:
-            places = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
-            waiting = [number for number, place in places.items() if place]
+            frames = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
+            waiting = [number for number, place in frames.items() if place]
             for number in waiting:
-                ranks[number].waited_at = places[number]
+                ranks[number].waited_at = frames[number]
             self._shut_down(waiting)
             self._due[RunLoop._release_waiting] = time.monotonic() + WAITS_AFTER
 
     def _release(self) -> None:
         self._due[RunLoop._release] = self._due[RunLoop._release_waiting] = None
         open_ranks = self.report.unfinished()
+        # Releasing ranks costs all ranks their process groups, so this is not the first step.
         if open_ranks:
             self._shut_down(open_ranks)
             self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
@@ -273,13 +320,16 @@ class RunLoop:
         self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
-        """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
+        """Kill ranks after the grace period; ranks that are leaving the cell get a little
+        longer.
+        """
         open_ranks = self.report.unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
         now = time.monotonic()
         self._gpu_deadline = self._gpu_deadline or now + GPU_GRACE
 
         def may_leave(answer: bool | str) -> bool:
+            # kernels and NCCL's abort may need longer than the grace period
             if answer == ON_GPU:
                 return self._gpu_deadline is not None and now < self._gpu_deadline
             return bool(answer) and self._grace_extensions < MAX_GRACE_EXTENSIONS
@@ -292,22 +342,22 @@ class RunLoop:
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
             self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
-            self._shut_down(
-                [rank for rank in open_ranks if rank not in stuck]
-            )  # a collective that has begun since
+            # ranks that are leaving may have begun another collective since the last release
+            self._shut_down([rank for rank in open_ranks if rank not in stuck])
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
-        unknown = [number for number in open_ranks if not self.report.ranks[number].waited_at]
-        if self.report.interrupted and unknown:
-            # the last moment to find out where they are, where the user is to hear of it: a signal handler tells
+        without_frames = [
+            number for number in open_ranks if not self.report.ranks[number].waited_at
+        ]
+        if self.report.interrupted and without_frames:
+            # last chance to find out where the ranks are, for the user: a signal handler reports it
             for number, stack in self._agents.ask(
-                unknown, "native", timeout=4 * ANSWER_TIMEOUT
+                without_frames, "native", timeout=4 * ANSWER_TIMEOUT
             ).items():
                 self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
-        for (
-            event
-        ) in self._submission.news():  # while they were asked, some may have ended their cells
+        # some ranks may have ended their cells during the query
+        for event in self._submission.news():
             self._handle(event)
         open_ranks = [number for number in open_ranks if number in self.report.unfinished()]
         for number in open_ranks:
@@ -315,36 +365,46 @@ class RunLoop:
         self._disturbed.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGKILL)
         self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
-        for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
+        # a disconnected agent cannot report when the rank has ended
+        for number in filter(self._agents.is_away, open_ranks):
             reason = "its node is not connected; it is stopped there once it reconnects"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
             self.report.ranks[number].died_at = time.monotonic()
 
     def _give_up(self) -> None:
-        """The end of ranks that were killed is not told: an agent that does not answer is lost, and says nothing any more."""
+        """Treat an agent as lost if it neither reports the end of killed ranks nor answers."""
         if open_ranks := self.report.unfinished():
             self._agents.drop_silent(open_ranks, END_TIMEOUT)
             self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
 
     def _stop_requested(self) -> None:
-        """The stop button: once interrupts, and releases after the grace period, or at once what waits in native code; twice kills."""
+        """Handle a press of the stop button.
+
+        The first press interrupts; ranks are released after the grace period, or at once if they
+        wait in native code. The second press kills.
+        """
         open_ranks = self.report.unfinished()
-        if not open_ranks:  # the cell is over, and only its last output is to come
+        if not open_ranks:  # the cell is over, and only its last output is still to arrive
             self._submission.stop_was_late()
             return
-        if self.report.interrupted:
+        if self.report.interrupted:  # the second press
             self._kill(open_ranks)
             return
         if self._left is not None and not self._held_stop:
+            # Jupyter interrupts a kernel before it asks the kernel to shut down. Wait briefly to
+            # tell the two apart: a shutdown leaves the run to its ranks.
             self._held_stop = True
             self._due[RunLoop._stop] = time.monotonic() + RESTART_TIMEOUT
             return
         self._stop()
-        if self._held_stop:  # the second press came before the first was passed on
+        if self._held_stop:  # the second press came before the first one took effect
             self._stop_requested()
 
     def _stop(self) -> None:
-        """Interrupt the ranks, because the user has pressed stop; unless it was the kernel's end that has interrupted it."""
+        """Interrupt the ranks because of the stop button.
+
+        If the kernel's shutdown caused the interrupt, leave the run to its ranks instead.
+        """
         self._due[RunLoop._stop] = None
         if self._left is not None and self._left():
             self.report.left = True
@@ -355,6 +415,8 @@ class RunLoop:
             return
         self.report.interrupted = self._stopping = True
         self._interrupt()
+        # The user's code gets a grace period to handle the interrupt. Ranks in native code are
+        # released earlier, because they cannot handle it.
         now = time.monotonic()
         self._due[RunLoop._stop_others] = None
         self._due[RunLoop._release_waiting] = now + WAITS_AFTER
@@ -371,22 +433,23 @@ class RunLoop:
         if self._stopping or not open_ranks:
             return
         self.report.timed_out = self._stopping = True
+        # before the ranks are interrupted, to show where they were
         self.report.stacks = stacks_of(self._agents, open_ranks, ANSWER_TIMEOUT)
         self._stop_others()
 
     def _check_stall(self, now: float) -> None:
-        """Show who waits where while nothing changes on any rank, and withdraw that once something does. Nothing is stopped."""
+        """Show which ranks wait where while nothing changes on any rank; stop nothing."""
         if self._stopping or self._stall.due is None or now < self._stall.due:
             return
         waiting = self.report.unfinished()
-        if len(self.report.ranks) < 2 or not waiting:  # one rank alone waits as a plain cell does
+        if len(self.report.ranks) < 2 or not waiting:  # a single rank waits like a plain cell
             self._stall.due = None
             self._screen.standstill("")
             return
         ended = [number for number in self.report.ranks if number not in waiting]
-        before = self._stall.standing
+        previous = self._stall.standing
         self._stall.observe(ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now)
-        if (standing := self._stall.standing) is not before:
+        if (standing := self._stall.standing) is not previous:
             if standing is None:
                 self._screen.standstill("")
             else:
@@ -395,7 +458,7 @@ class RunLoop:
 
 
 def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
-    """Put what a rank shows on a screen; its end, and its numbers as they are, are not to be seen."""
+    """Show a rank's message on a screen. The end of the output, and numbers, are invisible."""
     kind = content["kind"]
     if content.get("maybe_seen"):
         screen.note(display.maybe_seen(rank, content))

@@ -1,9 +1,10 @@
-"""Ranks that make no progress: where ranks are, by their control threads; stalls in a cell; and ranks that hang by themselves while others
-form a process group with them.
+"""Ranks without progress: stacks of ranks, stalls in a cell, hangs while a process group is formed.
 
-A stall is told, and nothing is stopped. A rank that hangs while a group is formed is killed. A deadline alone would kill a healthy rank on
-a busy machine too. What tells them apart is the main thread: one that waits for its turn on the processor, or for the other ranks, continues
-when it can; one that sleeps elsewhere, or runs what a cell has put in the place of a function, does not, and all others wait for it::
+A stall is reported, and nothing is stopped. A rank that hangs while the others form a group is
+killed. A deadline alone would also kill a healthy rank on a busy machine, so the state of the main
+thread decides: a thread that waits for the CPU or for other ranks continues when it can. A thread
+that sleeps elsewhere, or runs code that a cell has substituted for a function, does not, and all
+other ranks wait for it::
 
     rank 0   Rejoin ──▶ waits ──────────────────────────────▶ released, joins the next group
     rank 1   Rejoin ──▶ open(…), which a cell has replaced ──▶ killed
@@ -27,60 +28,69 @@ from skymagic.wire.processes import describe
 
 Stacks = Mapping[int, Mapping[str, Any] | None]
 BUSY_SHARE = 0.01
-"""Share of the time between two samples which, on the processor, counts as work."""
+"""Share of the time between two samples that counts as work if it is spent on the CPU."""
 SAMPLE_COST = 0.02
-"""Seconds on the processor that a rank may need to tell a sample, where the machine is slow or has many processes."""
+"""Seconds of CPU time that a rank may need for a sample on a slow machine or one with many
+processes.
+"""
 LAST_SAMPLES = 5
-"""Samples in a row at which the others wait for the same rank, from which it is always last: of ranks alike it is each time another."""
+"""Number of consecutive samples after which a rank that all others wait for counts as always last.
+
+With equally fast ranks, the last one changes from sample to sample.
+"""
 COLLECTIVES = "torch/distributed/"
 DDP = "torch/nn/parallel/distributed.py"
 AUTOGRAD = "torch/autograd/"
 BACKWARD = "a backward pass"
 AWAITING = (COLLECTIVES, AUTOGRAD)
-"""In the path of the innermost frame of a rank that is in a collective, or in a backward pass."""
+"""Parts of the innermost frame's path for a rank in a collective or in a backward pass."""
 FIRST_SAMPLE = 1.0
-"""Seconds until the first sample, from which it is counted: most cells are over by then."""
+"""Seconds until the first sample, the baseline: most cells are over by then."""
 HANG_DEADLINE = 5.0
 """Seconds without a sign of life after which a rank counts as hanging."""
 WATCH_INTERVAL = 0.5  # seconds between two samples; a group is formed in less than one
 ANSWER_TIMEOUT = 1.0
-"""Seconds in which agents and ranks answer."""
+"""Seconds for agents and ranks to answer."""
 CPU_TIME = 0.05
-"""Seconds of processor time that are a sign of life."""
-SLEEPS = "S"  # the state of a Linux thread that waits for an event; one that waits for its turn is R, for a disk D
+"""Seconds of CPU time that count as a sign of life."""
+# state of a Linux thread that waits for an event; R waits for the CPU or runs, D waits for a disk
+SLEEPS = "S"
 
 
 def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
-    """Stacks of ranks: as their control threads tell, else as a signal handler does; None of those that do neither.
+    """Return the stacks of ranks from their control threads, else from a signal handler, else None.
 
     Args:
-        timeout: seconds for each of the two.
+        timeout: seconds for each of the two attempts.
     """
     answers = agents.ask(ranks, "stacks", timeout=timeout)
     if silent := [rank for rank in ranks if answers.get(rank) is None]:
         answers |= agents.ask(silent, "native", timeout=timeout)
-        # such a rank cannot tell how much it computes, but its agent can
-        for rank, used in agents.ask(silent, "usage", timeout=timeout).items():
-            if used and (stack := answers.get(rank)):
-                answers[rank] = {**stack, "cpu": used[1]}
+        # such a rank cannot report its CPU time, but its agent can
+        for rank, usage in agents.ask(silent, "usage", timeout=timeout).items():
+            if usage and (stack := answers.get(rank)):
+                answers[rank] = {**stack, "cpu": usage[1]}
     return {rank: answers.get(rank) for rank in ranks}
 
 
 def variables_of(
     agents: Agents, ranks: Sequence[int], timeout: float
 ) -> dict[int, Mapping[str, Mapping[str, str]]]:
-    """By rank and name what it holds: its type, size or shape, checksum; without ranks that did not answer in time."""
+    """Return each rank's variables by name: type, size or shape, checksum.
+
+    Ranks that did not answer in time are omitted.
+    """
     answers = agents.ask(ranks, "variables", timeout=timeout)
     return {rank: names for rank, names in sorted(answers.items()) if names is not None}
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """What to tell the user of ranks on which nothing changes.
+    """Description of stalled ranks.
 
     Attributes:
-        summary: in one line, who stands still and for how long.
-        places: where each rank is, in a line each.
+        summary: the ranks and the duration, in one line.
+        places: the position of each rank, one line each.
     """
 
     summary: str
@@ -88,18 +98,20 @@ class Standstill:
 
 
 class Stall:
-    """Detector of ranks that stand still, from samples of their stacks. Pure: the caller brings stacks and time.
+    """Detector of stalled ranks from samples of their stacks. Pure: the caller passes stacks and
+    time.
 
     Attributes:
-        standing: what to tell the user while nothing changes on any rank; None as soon as something does.
+        standing: what to show the user while nothing changes on any rank; None as soon as something
+            does.
 
     Args:
-        after: seconds without any change until it is told; infinite for never.
+        after: seconds without any change until a stall is reported; infinite for never.
         now: monotonic seconds.
     """
 
     SAMPLES = 5
-    """Samples in the time that must pass."""
+    """Number of samples within `after` seconds."""
 
     def __init__(self, after: float, now: float) -> None:
         self._after = after
@@ -109,9 +121,11 @@ class Stall:
         self._moved = False
         self.standing: Standstill | None = None
         self.deserted: dict[str, list[int]] = {}
-        """By a collective's name, ranks that were in the same one at the last two samples while others had ended."""
+        """Collective → ranks that stayed in it for the last two samples while others had ended."""
         self.apart: dict[str, list[int]] = {}
-        """All ranks by the collective that they were in at the last two samples, if that is not the same one for all."""
+        """Collective → its ranks at the last two samples, if all ranks are in some, but not in the
+        same one.
+        """
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
         self.due: float | None = (
             now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
@@ -119,7 +133,7 @@ class Stall:
 
     @property
     def waiting(self) -> list[int]:
-        """Ranks that were in a collective, at the last sample, to which others had not come."""
+        """Ranks that were in a collective at the last sample while others had not reached it."""
         behind = those_behind(self._last)
         return [
             rank
@@ -128,75 +142,83 @@ class Stall:
         ]
 
     def moved(self) -> None:
-        """Note that a rank has shown or reported something since the last sample."""
+        """Record that a rank has shown or reported something since the last sample."""
         self._moved = True
         if self.standing is not None:
-            self.due = self._last_at  # withdraw it now
+            self.due = self._last_at  # take a sample now, which withdraws the report
 
     def hasten(self, now: float) -> None:
-        """A rank has ended: whether others wait for it is to be seen soon."""
+        """Schedule a sample soon because a rank has ended and others may wait for it."""
         if self.due is not None:
             self.due = min(self.due, now + FIRST_SAMPLE / 2)
 
     @property
     def always_last(self) -> list[int]:
-        """Ranks for which all others have waited in a collective at each of the last samples, though the collectives went on."""
+        """Ranks that all others waited for at each of the last samples, although collectives
+        progressed.
+        """
         if len(self._behind) < LAST_SAMPLES:
             return []
         return sorted(frozenset.intersection(*self._behind))
 
     def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> None:
-        """Take one sample.
+        """Add a sample.
 
         Args:
             ended: ranks whose cell is over.
-            stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
+            stacks: stacks of all other ranks: frames, and the number of collectives begun.
         """
-        before, self._last = self._last, stacks
-        working = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
+        previous, self._last = self._last, stacks
+        cpu_threshold = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
         self._last_at = now
-        inside = {rank: name for rank in stacks if (name := collective(stacks[rank]))}
+        collectives = {rank: name for rank in stacks if (name := collective(stacks[rank]))}
+        # ranks that are in the same collective as at the previous sample
         staying: dict[str, list[int]] = {}
-        for rank, name in inside.items():
-            if stays(before.get(rank), stacks[rank], working):
+        for rank, name in collectives.items():
+            if stays(previous.get(rank), stacks[rank], cpu_threshold):
                 staying.setdefault(name, []).append(rank)
         self.deserted = staying if ended else {}
         all_stay = sum(map(len, staying.values())) == len(stacks)
         self.apart = staying if all_stay and len(staying) > 1 and not ended else {}
-        suspect = bool(inside) and (
-            bool(ended) or (len(inside) == len(stacks) and len(set(inside.values())) > 1)
+        is_suspect = bool(collectives) and (
+            bool(ended) or (len(collectives) == len(stacks) and len(set(collectives.values())) > 1)
         )
+        # A rank that all others wait for, while collectives progress, is slow rather than stuck.
         behind = those_behind(stacks)
         self._behind.append(
             frozenset(behind)
-            if went_on(before, stacks) and awaited(behind, stacks)
+            if went_on(previous, stacks) and awaited(behind, stacks)
             else frozenset()
         )
-        still = bool(before) and not self._moved and stand_still(before, stacks, working)
+        is_still = (
+            bool(previous) and not self._moved and stand_still(previous, stacks, cpu_threshold)
+        )
         self._moved = False
-        if not still:
+        # a stall is reported once nothing has changed for `after` seconds
+        if not is_still:
             self._since, self.standing = now, None
         elif self.standing is None and now - self._since >= self._after:
             self.standing = self._standstill(ended, behind, stacks)
-        self.due = now + (min(FIRST_SAMPLE, self._interval) if suspect else self._interval)
-        if still and self.standing is None:
+        # sample again soon if ranks may be waiting in vain
+        self.due = now + (min(FIRST_SAMPLE, self._interval) if is_suspect else self._interval)
+        if is_still and self.standing is None:
             self.due = min(self.due, self._since + self._after)
 
     def _standstill(
         self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks
     ) -> Standstill:
-        stays_for = f"no progress for {self._after:g} s"
+        duration = f"no progress for {self._after:g} s"
         if in_vain := self.in_vain(ended):
-            return Standstill(f"{stays_for}: {in_vain}", text.stacks(stacks))
+            return Standstill(f"{duration}: {in_vain}", text.stacks(stacks))
         ranks = sorted(behind or stacks)
-        how = "behind" if behind else "not advancing"
-        words = f"{rank_words(ranks)} {agreeing(len(ranks), 'is', 'are')} {how}"
+        state = "behind" if behind else "not advancing"
+        description = f"{rank_words(ranks)} {agreeing(len(ranks), 'is', 'are')} {state}"
         if ended:
-            words += f", {ended_words(ended)}"
-        return Standstill(f"{stays_for}: {words}", text.stacks(stacks))
+            description += f", {ended_words(ended)}"
+        return Standstill(f"{duration}: {description}", text.stacks(stacks))
 
     def in_vain(self, ended: Sequence[int]) -> str:
-        """Return who waits for ranks that will not come, as a part of a line; "" for nobody.
+        """Describe ranks that wait for ranks that will not come, as a part of a line; "" for none.
 
         Args:
             ended: ranks whose cell is over now.
@@ -205,43 +227,54 @@ class Stall:
 
 
 def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
-    """Ranks that wait for others which have ended: "rank 0 waits in all_reduce, rank 1 has ended"; "" for none."""
+    """Describe ranks that wait for ended ranks: "rank 0 waits in all_reduce, rank 1 has ended".
+
+    Return "" for none.
+    """
     waiting = {
-        name: left
+        name: remaining
         for name, ranks in deserted.items()
-        if (left := [rank for rank in ranks if rank not in ended])
+        if (remaining := [rank for rank in ranks if rank not in ended])
     }
     return f"{_waiting_words(waiting)}, {ended_words(ended)}" if waiting else ""
 
 
 def apart_words(apart: Mapping[str, Sequence[int]]) -> str:
-    """Ranks in different collectives: "rank 0 waits in all_reduce, rank 1 in broadcast"; "" for none."""
+    """Describe ranks in different collectives: "rank 0 waits in all_reduce, rank 1 in broadcast".
+
+    Return "" for none.
+    """
     return _waiting_words(apart) if apart else ""
 
 
 def ended_words(ended: Sequence[int]) -> str:
-    """Ranks whose cell is over: "rank 1 has ended"."""
+    """Describe ranks whose cell is over: "rank 1 has ended"."""
     return f"{rank_words(list(ended))} {agreeing(len(ended), 'has', 'have')} ended"
 
 
 def _waiting_words(waiting: Mapping[str, Sequence[int]]) -> str:
-    """Which ranks wait in which collective; the verb stands once."""
-    (first, ranks), *others = waiting.items()
+    """List ranks by the collective that they wait in; the verb is used once."""
+    (first, ranks), *rest = waiting.items()
     verb = agreeing(len(ranks), "waits", "wait")
-    words = [f"{rank_words(list(ranks))} {verb} in {first}"]
-    words += [f"{rank_words(list(ranks))} in {name}" for name, ranks in others]
-    return ", ".join(words)
+    parts = [f"{rank_words(list(ranks))} {verb} in {first}"]
+    parts += [f"{rank_words(list(ranks))} in {name}" for name, ranks in rest]
+    return ", ".join(parts)
 
 
 def those_behind(stacks: Stacks) -> list[int]:
-    """The ranks that have begun fewer collectives than others."""
-    begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
-    counts = {count for count in begun.values() if count is not None}
-    return [rank for rank, count in begun.items() if len(counts) > 1 and count == min(counts)]
+    """Return the ranks that have begun fewer collectives than others."""
+    counts_by_rank = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
+    counts = {count for count in counts_by_rank.values() if count is not None}
+    return [
+        rank for rank, count in counts_by_rank.items() if len(counts) > 1 and count == min(counts)
+    ]
 
 
 def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
-    """Whether all other ranks are in a collective, or in a backward pass, which has DDP's in it, and these are in neither."""
+    """Return True if exactly these ranks are outside of collectives and backward passes.
+
+    A backward pass counts because it contains DDP's collectives.
+    """
 
     def within(stack: Mapping[str, Any] | None) -> bool:
         frames = [] if stack is None else stack["frames"]
@@ -253,10 +286,11 @@ def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
 
 
 def collective(stack: Mapping[str, Any] | None) -> str:
-    """The collective that a rank is in, or the pass of DDP that has some in it; "" for none."""
+    """Return the collective that a rank is in, or the pass of DDP that contains some; else ""."""
     innermost = stack["frames"][-1] if stack is not None and stack["frames"] else {}
     file = str(innermost.get("file"))
-    if file.endswith(DDP):  # it calls the model elsewhere: what it does itself is to synchronise
+    # DDP's own frames call the model in another file, so an innermost frame here synchronizes
+    if file.endswith(DDP):
         return "the forward pass of DDP"
     if AUTOGRAD in file:
         return BACKWARD
@@ -264,26 +298,27 @@ def collective(stack: Mapping[str, Any] | None) -> str:
 
 
 def stays(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None, working: float) -> bool:
-    """Whether a rank is in the same collective as at the sample before.
+    """Return True if a rank is in the same collective as at the previous sample.
 
-    A backward pass may compute as well as wait: there it must have used no processor time.
+    A backward pass may compute as well as wait: it only counts if it used no CPU time.
 
     Args:
-        working: seconds on the processor that count.
+        working: seconds of CPU time that count as work.
     """
     if _at(before) != _at(now):
         return False
-    idle = (now or {}).get("cpu", 0.0) - (before or {}).get("cpu", 0.0) < working
-    return idle or collective(now) != BACKWARD
+    # a backward pass may compute as well as wait
+    is_idle = (now or {}).get("cpu", 0.0) - (before or {}).get("cpu", 0.0) < working
+    return is_idle or collective(now) != BACKWARD
 
 
 def _at(stack: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Where a rank is, and how many collectives it has begun."""
+    """Return a rank's frames and the number of collectives that it has begun."""
     return (None, None) if stack is None else (stack["frames"], stack["collectives"])
 
 
 def went_on(before: Stacks, now: Stacks) -> bool:
-    """Whether all ranks have begun collectives between two samples."""
+    """Return True if all ranks have begun collectives between two samples."""
     counts = {rank: (stack or {}).get("collectives") for rank, stack in now.items()}
     earlier = {rank: (stack or {}).get("collectives") for rank, stack in before.items()}
     return all(
@@ -292,18 +327,19 @@ def went_on(before: Stacks, now: Stacks) -> bool:
 
 
 def waits(stack: Mapping[str, Any]) -> bool:
-    """Whether a stack is in a collective."""
+    """Return True if a stack is in a collective."""
     return any("distributed" in str(frame.get("file")) for frame in stack["frames"])
 
 
 def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
-    """Whether nothing has changed on any rank between two samples.
+    """Return True if nothing has changed on any rank between two samples.
 
-    A change is another frame, a collective, processor time, bytes read or written, a process that was started or has ended.
-    The processor time of a rank that waits in a collective does not count: it may poll.
+    Changes are another frame, a collective, CPU time, bytes read or written, and a process that was
+    started or has ended. The CPU time of a rank that waits in a collective does not count, because
+    it may poll.
 
     Args:
-        working: seconds on the processor that count.
+        working: seconds of CPU time that count as work.
     """
 
     def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
@@ -311,7 +347,7 @@ def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
             return one is two
         if any(one.get(part) != two.get(part) for part in ("frames", "collectives")):
             return False
-        if waits(two):
+        if waits(two):  # it may poll, so its CPU time does not count
             return True
         if any(one.get(part) != two.get(part) for part in ("processes", "io")):
             return False
@@ -321,51 +357,58 @@ def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
 
 
 class SignsOfLife:
-    """The last sign of life of each rank: it waits for others, or its main thread has worked, or waits for its turn or a disk.
+    """Last sign of life of each rank.
 
-    One that runs code of a cell, though no cell runs, gives none: a cell has put that in the place of a function.
+    Signs of life are: waiting for others, CPU time of the main thread, waiting for the CPU, and
+    waiting for a disk. A rank that executes a cell's code while no cell is running shows none: a
+    cell has substituted that code for a function.
     """
 
     def __init__(self) -> None:
         self._last: dict[
             int, tuple[float, float]
-        ] = {}  # by rank: when, and its processor time then
+        ] = {}  # rank → (time of its last sign of life, its CPU time then)
 
     def hanging(
         self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]
     ) -> list[int]:
-        """The ranks for which others wait, and which have given no sign of life for `HANG_DEADLINE`.
+        """Return the ranks that others wait for, without a sign of life for `HANG_DEADLINE`
+        seconds.
 
         Args:
-            usage: state and processor time of each rank's main thread, as agents tell it; None where nobody can.
-            joining: what its control thread says, if it can.
+            usage: state and CPU time of each rank's main thread, as its agent reports it; None if
+                unknown.
+            joining: reports of the ranks' control threads, as far as they answer.
         """
-        said = {rank: joining.get(rank) or {} for rank in usage}
-        for rank, seen in usage.items():
-            state, cpu = seen or ("", 0.0)
+        reports = {rank: joining.get(rank) or {} for rank in usage}
+        for rank, thread in usage.items():
+            state, cpu = thread or ("", 0.0)
             _, before = self._last.setdefault(rank, (now, cpu))
-            lives = said[rank].get("waits") or state != SLEEPS or cpu - before > CPU_TIME
-            if lives and not said[rank].get("in_cell"):
+            is_alive = reports[rank].get("waits") or state != SLEEPS or cpu - before > CPU_TIME
+            if is_alive and not reports[rank].get("in_cell"):
                 self._last[rank] = now, cpu
-        if not any(each.get("waits") for each in said.values()):
+        # only a rank that others wait for counts as hanging
+        if not any(report.get("waits") for report in reports.values()):
             return []
         return [rank for rank in usage if now - self._last[rank][0] >= HANG_DEADLINE]
 
 
 @dataclass
 class HangWatch:
-    """Samples ranks while the block runs, and kills those that hang. Where one that is started anew fails, it releases the others.
+    """Samples ranks while the block runs, and kills those that hang.
+
+    If a restarted rank fails, the watch releases the others.
 
     Args:
-        pending: the ranks that have not ended the order.
-        starting: those that are started anew, and take part from their side.
+        pending: returns the ranks that are still executing the order.
+        starting: restarted ranks, which join the group as part of their start.
     """
 
     _agents: Agents
     _pending: Callable[[], Collection[int]]
     _starting: Collection[int] = ()
     found: dict[int, str] = field(default_factory=dict)
-    """Ranks that were ended, or could not start, each with why."""
+    """Ranks that were killed or could not start, with the reasons."""
     _signs: SignsOfLife = field(default_factory=SignsOfLife)
     _over: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -390,6 +433,7 @@ class HangWatch:
                     return
                 self.found |= failed | dict.fromkeys(hanging, f"it hung for {HANG_DEADLINE:.0f} s")
                 self._agents.signal(hanging, signal.SIGKILL)
+                # a restarted rank that failed cannot join: release the ranks that wait for it
                 if not self.found.keys().isdisjoint(self._starting):
                     self._agents.ask(self._pending(), "release", timeout=0.0)
 
@@ -398,11 +442,13 @@ class HangWatch:
             rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.found
         }
         failed = {
-            rank: f"{one.failed.ename}: {one.failed.evalue}"
-            for rank, one in states.items()
-            if one.failed
+            rank: f"{state.failed.ename}: {state.failed.evalue}"
+            for rank, state in states.items()
+            if state.failed
         }
-        return failed | {rank: describe(one.exited) for rank, one in states.items() if one.exited}
+        return failed | {
+            rank: describe(state.exited) for rank, state in states.items() if state.exited
+        }
 
     def _hanging(self) -> list[int]:
         ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]

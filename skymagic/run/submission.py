@@ -1,4 +1,4 @@
-"""One request on its way to some ranks, and the mailbox of events that come back."""
+"""A request to some ranks, and the mailbox of the events that it causes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 from skymagic.run.metrics import Metrics
 
 JOINED_CHARS = 64 << 10
-"""Of text that is read as one."""
+"""Maximum number of characters of consecutive output that are read as one event."""
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or, of no rank (-1), ``stop``, ``note`` or
-    ``closed`` (its pool was ended)."""
+    """Event of a submission.
+
+    Its kind is ``output``, ``outcome`` or ``died``; or, with rank -1, ``stop``, ``note`` or
+    ``closed`` (the pool was ended).
+    """
 
     kind: str
     rank: int
@@ -25,7 +28,7 @@ class RunEvent:
 
     @property
     def stream(self) -> tuple[int, str] | None:
-        """A rank and the name of its stream, of text that may be shown as one with what follows; None of all else."""
+        """Rank and stream of text that can be joined with following text; None for other events."""
         text = (
             self.kind == "output"
             and self.content["kind"] == "stream"
@@ -37,46 +40,52 @@ class RunEvent:
 SEEN = (
     "stream",
     "display_data",
-)  # kinds of what can be seen twice; an update replaces what it repeats
+)  # kinds that would be visible twice; a repeated update only replaces itself
 
 
 class Repeated:
-    """What ranks show once more to a notebook that follows a run: contents that another notebook had begun to show are announced, together.
+    """Messages that ranks repeat to a notebook that follows another notebook's run.
+
+    Messages that the other notebook had begun to show are marked as possibly seen, and joined.
 
     Args:
-        begun: rank → number of the last content that the other notebook had begun to show.
+        begun: rank → number of the last message that the other notebook had begun to show.
     """
 
     def __init__(self, begun: Mapping[int, int]) -> None:
         self._begun = begun
         self._held: dict[
             int, list[dict[str, Any]]
-        ] = {}  # contents in doubt, until the last of their rank has come
+        ] = {}  # possibly seen messages, until the last one of their rank has arrived
 
     def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """What can be shown, now that a rank's next content has come."""
+        """Add a rank's next message and return the messages that can be shown now."""
         seq, begun = content.get("seq", 0), self._begun.get(rank, 0)
+        # messages without a number, and later ones, were never shown
         if not 0 < seq <= begun:
             return [*self._held.pop(rank, ()), content]
-        held = self._held.setdefault(rank, [])
+        pending = self._held.setdefault(rank, [])
         doubtful = {**content, "maybe_seen": True} if content["kind"] in SEEN else dict(content)
-        last = held[-1] if held else {}
-        if doubtful["kind"] == last.get("kind") == "stream" and doubtful["name"] == last["name"]:
-            held[-1] = {**doubtful, "text": last["text"] + doubtful["text"]}
+        previous = pending[-1] if pending else {}
+        if (
+            doubtful["kind"] == previous.get("kind") == "stream"
+            and doubtful["name"] == previous["name"]
+        ):
+            pending[-1] = {**doubtful, "text": previous["text"] + doubtful["text"]}
         else:
-            held.append(doubtful)
+            pending.append(doubtful)
         return [*self._held.pop(rank)] if seq == begun else []
 
 
 class Submission:
-    """The mailbox of one run: many threads put events into its queue, the run's own thread reads them.
+    """Mailbox of one run: many threads put events into its queue, and the run's thread reads them.
 
     Attributes:
         futures: ipyparallel's future of each rank.
-        nbytes: what was sent, to all ranks together.
-        number: the pool's, of the run; 0 for what is none.
-        metrics: what the ranks have reported.
-        repeated: what of a run that another notebook left may have been shown there.
+        nbytes: number of bytes sent, to all ranks together.
+        number: number of the run in the pool; 0 for an order that is not a run.
+        metrics: metrics that the ranks have reported.
+        repeated: messages of another notebook's run that may have been shown there.
     """
 
     def __init__(
@@ -85,12 +94,13 @@ class Submission:
         self.ranks = tuple(ranks)
         self.number = number
         self.metrics = Metrics() if metrics is None else metrics
-        # SimpleQueue.put is reentrant: a signal handler may interrupt a put (Queue.put would deadlock)
+        # SimpleQueue.put is reentrant: a signal handler may interrupt a put, where Queue.put would
+        # deadlock
         self.events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
         self.repeated = Repeated({})
-        self._ahead: RunEvent | None = None  # taken from the queue, and not read yet
+        self._ahead: RunEvent | None = None  # taken from the queue but not read yet
         self._late_stops = 0
         self._unread: list[RunEvent] = []
 
@@ -99,24 +109,28 @@ class Submission:
         self.events.put(RunEvent(kind, rank, content or {}))
 
     def read(self, timeout: float) -> RunEvent | None:
-        """The next event; None if none comes for so many seconds. Text of a stream that has come by now is one: of what a notebook has missed in
-        hours there may be tens of thousands of pieces."""
+        """Return the next event, or None after `timeout` seconds.
+
+        Consecutive text of a stream is joined: the output that a notebook has missed for hours may
+        consist of tens of thousands of pieces.
+        """
         event = self._take(timeout)
         if event is None or event.stream is None:
             return event
-        last, texts = event, [event.content["text"]]
+        latest, texts = event, [event.content["text"]]
         size = len(texts[0])
         while size < JOINED_CHARS and (following := self._take(0.0)) is not None:
             if following.stream != event.stream:
                 self._ahead = following
                 break
-            last = following
+            latest = following
             texts.append(following.content["text"])
             size += len(texts[-1])
-        return replace(event, content={**last.content, "text": "".join(texts)})
+        # the joined event has the number of its last piece, so that all pieces count as shown
+        return replace(event, content={**latest.content, "text": "".join(texts)})
 
     def news(self) -> Iterator[RunEvent]:
-        """The events that have come by now."""
+        """Iterate over the events that have already arrived."""
         while (event := self.read(0.0)) is not None:
             yield event
 
@@ -127,7 +141,7 @@ class Submission:
         return None
 
     def pending(self) -> list[int]:
-        """The ranks that have not replied."""
+        """List the ranks that have not replied."""
         return [rank for rank, future in list(self.futures.items()) if not future.done()]
 
     def stop_was_late(self) -> None:
@@ -135,11 +149,11 @@ class Submission:
         self._late_stops += 1
 
     def undelivered_stops(self) -> int:
-        """How many stops were late or never read; called when nobody reads events any more."""
+        """Count the stops that were late or never read; called after the last event was read."""
         return self._late_stops + len(self.unread("stop"))
 
     def unread(self, kind: str) -> list[RunEvent]:
-        """The events of a kind that came when nobody read any more."""
+        """List the events of a kind that arrived after the last read."""
         while (event := self._take(0.0)) is not None:
             self._unread.append(event)
         return [event for event in self._unread if event.kind == kind]
