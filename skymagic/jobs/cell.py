@@ -1,4 +1,4 @@
-"""A cell on the ranks: from a request and the cell's text to values by rank, or one error."""
+"""Cells on the ranks: from a request and the cell's text to values by rank, or one error."""
 
 from __future__ import annotations
 import __future__
@@ -38,20 +38,20 @@ from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PROFILE
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a cell's body, and where it stands in the cell that the user sees."""
+    """Text of a cell's body, and its position in the cell that the user sees."""
 
     body: str
     above: tuple[str, ...] = ()
-    """Lines of the same cell above the body, such as the magic's own."""
+    """Lines of the cell above the body, such as the magic's line."""
     execution_count: int = 1
     compiler_flags: int = 0
-    """Flags of ``__future__``, as earlier cells of the notebook have set them."""
+    """Flags of ``__future__`` that earlier cells of the notebook have set."""
 
     @property
     def source(self) -> str:
-        """The body with its line numbers as the user sees them: lines above it become comments.
+        """The body with the line numbers that the user sees: the lines above it become comments.
 
-        A body that begins with a cell magic of its own stays as it is, for it must be first.
+        A body that begins with a cell magic stays unchanged, because the magic must come first.
         """
         if self.body.lstrip().startswith("%%"):
             return self.body
@@ -59,19 +59,20 @@ class Cell:
 
 
 def number_in(shell: Any) -> int:
-    """The number of the cell that an IPython shell runs."""
+    """Return the number of the cell that an IPython shell is executing."""
     inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-    # some versions count up before a cell runs, some after
+    # some versions increment the count before a cell runs, some after it
     return int(min(shell.execution_count, len(inputs) - 1))
 
 
 @dataclass
 class Values:
-    """What came back of a run that ended well.
+    """Results of a successful run.
 
     Attributes:
-        value: the last expression's value, by rank in the order of the targets.
-        variables: the gathered variables, likewise. types: what each is on the first of the ranks, without its module.
+        value: the last expression's values, in the order of the targets.
+        variables: the gathered variables' values, in the same order.
+        types: name of each variable's type on the first rank, without its module.
     """
 
     ranks: tuple[int, ...]
@@ -82,7 +83,7 @@ class Values:
 
 
 def dedented(body: str) -> str:
-    """The body without the indentation of its first line, as IPython does with plain cells."""
+    """Remove the indentation of the body's first line, as IPython does with plain cells."""
     first = next((line for line in body.splitlines() if line.strip()), "")
     indent = first[: len(first) - len(first.lstrip())]
     if not indent:
@@ -91,30 +92,30 @@ def dedented(body: str) -> str:
 
 
 def above_body(raw: str, body: str) -> tuple[str, ...]:
-    """The lines of the user's cell that stand above the body; none if the body is not the end of that cell."""
+    """Return the lines of the user's cell above the body; none if the cell does not end with it."""
     body, raw = body.rstrip(), raw.rstrip()
     head = raw.removesuffix(body)
     return tuple(head.splitlines()) if body and head != raw and head.endswith("\n") else ()
 
 
 def future_flags(flags: int) -> int:
-    """The compiler flags that stand for ``from __future__ import …``."""
+    """Filter the compiler flags that stand for ``from __future__ import …``."""
     features = [getattr(__future__, name) for name in __future__.all_feature_names]
     mask: int = functools.reduce(operator.or_, (feature.compiler_flag for feature in features))
     return flags & mask
 
 
 def check_syntax(source: str, transform: Callable[[str], str]) -> str:
-    """The cell as plain Python.
+    """Return the cell as plain Python.
 
     Raises:
-        CellSyntaxError: with the cell's own line numbers; nothing has been sent.
+        CellSyntaxError: the cell is not valid; with the cell's own line numbers. Nothing was sent.
     """
     try:
         plain = transform(source)
         compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError) as wrong:
-        raise CellSyntaxError("\n".join([syntax_words(wrong), *notebook_syntax(wrong)])) from None
+    except (SyntaxError, ValueError, OverflowError) as error:
+        raise CellSyntaxError("\n".join([syntax_words(error), *notebook_syntax(error)])) from None
     return plain
 
 
@@ -122,19 +123,23 @@ _FIRST_WORD = re.compile(r"\s*(\w+)\s+\S")
 
 
 def notebook_syntax(wrong: Exception) -> list[str]:
-    """Return a line on what only the notebook's prompt understands: magics without per cent sign, aliases, calls without brackets."""
+    """Explain syntax that only the notebook's prompt understands.
+
+    That is: magics without a percent sign, aliases, and calls without parentheses.
+    """
     shell = get_ipython()
     match = _FIRST_WORD.match((wrong.text or "") if isinstance(wrong, SyntaxError) else "")
     if shell is None or match is None:
         return []
     word = match[1]
     magic = shell.magics_manager.magics["line"].get(word)
-    of_ipython = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
-    if of_ipython and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
+    is_ipythons = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
+    if is_ipythons and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
         return [f"automagic works in plain cells only: write %{word}"]
     if magic is not None:
         return [
-            f"{word} is a magic or an alias of the notebook, and these do not travel: define it in a %%sky_broadcast cell, and "
+            f"{word} is a magic or an alias of the notebook, and these do not travel: define it in "
+            "a %%sky_broadcast cell, and "
             f"write %{word}"
         ]
     if shell.autocall and callable(shell.user_ns.get(word, getattr(builtins, word, None))):
@@ -143,11 +148,11 @@ def notebook_syntax(wrong: Exception) -> list[str]:
 
 
 BUILTIN_ALIASES = frozenset(name for name, _ in default_aliases())
-"""Aliases that every IPython has, ranks too."""
+"""Aliases that every IPython has, including the ranks'."""
 
 
 def syntax_words(wrong: Exception) -> str:
-    """Where a cell is not Python, as Python shows it."""
+    """Describe a syntax error in a cell, with its position, as Python does."""
     if not isinstance(wrong, SyntaxError):
         return str(wrong)
     line = (wrong.text or "").rstrip("\n")
@@ -156,29 +161,42 @@ def syntax_words(wrong: Exception) -> str:
 
 
 def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: str) -> RunSpec:
-    """The run that a request makes of a cell. Raises RequestError."""
+    """Build the specification of a cell's run. Raises RequestError."""
     ranks, visible = request.who(pool.world_size)
     senders = ranks[:1] if request.head else ranks
     return RunSpec(
-        source=cell.source, source_without_magics=source_without_magics, ranks=ranks, visible_ranks=visible,
-        value_ranks=senders if request.output or request.noblock else (),  # a handle's result() gives them
-        gather=request.gather, gather_ranks=senders if request.gather else (), push=request.push, no_push=request.no_push,
-        profile=profiled_ranks(request, pool.world_size, ranks), fresh=request.fresh, waits=request.busy == "wait",
-        output=request.output or "", head=request.head, execution_count=cell.execution_count, compiler_flags=cell.compiler_flags,
-    )  # fmt: skip
+        source=cell.source,
+        source_without_magics=source_without_magics,
+        ranks=ranks,
+        visible_ranks=visible,
+        value_ranks=senders
+        if request.output or request.noblock
+        else (),  # a handle's result() gives them
+        gather=request.gather,
+        gather_ranks=senders if request.gather else (),
+        push=request.push,
+        no_push=request.no_push,
+        profile=profiled_ranks(request, pool.world_size, ranks),
+        fresh=request.fresh,
+        waits=request.busy == "wait",
+        output=request.output or "",
+        head=request.head,
+        execution_count=cell.execution_count,
+        compiler_flags=cell.compiler_flags,
+    )
 
 
 def profiled_ranks(request: RunRequest, world_size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks that profile the cell. Raises RequestError for others."""
+    """Return the ranks that profile the cell. Raises RequestError for ranks that do not run it."""
     if request.profile is None or request.profile.text == "head":
         return ranks[: request.profile is not None]
     try:
-        chosen = ranks if request.profile.text == "all" else request.profile.ranks(world_size)
-    except RequestError as wrong:
-        raise RequestError([f"--profile: {mistake}" for mistake in wrong.mistakes]) from None
-    if outside := [rank for rank in chosen if rank not in ranks]:
+        profiled = ranks if request.profile.text == "all" else request.profile.ranks(world_size)
+    except RequestError as error:
+        raise RequestError([f"--profile: {mistake}" for mistake in error.mistakes]) from None
+    if outside := [rank for rank in profiled if rank not in ranks]:
         raise RequestError(f"--profile: {rank_words(outside)}: left out by --targets")
-    return chosen
+    return profiled
 
 
 def broadcast(
@@ -191,17 +209,18 @@ def broadcast(
     names: Sequence[str] = (),
     view: RunView | None = None,
 ) -> Values:
-    """Run a cell and bring its values back.
+    """Run a cell and collect its values.
 
     Args:
-        screen: where output goes; the notebook unless said.
+        screen: shows the output; the notebook by default.
         stop: ends the run from another thread.
-        names: the variables that will hold what comes back, for the line that stays of the run.
-        view: the line of the run, where it has one already.
+        names: the variables that will hold the results, for the run's final line.
+        view: the run's progress line, unless it is created here.
 
     Raises:
-        RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
-        CaptureError: names cannot travel.
+        RunError: a rank failed, died or was interrupted; the time limit was exceeded; or values
+            could not be sent back.
+        CaptureError: names cannot be shipped.
     """
     stop = stop or StopSignal()
     return _carried_out(
@@ -217,7 +236,10 @@ def broadcast(
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
-    """Show the rest of a cell that another notebook began, and bring its values. Raises as `broadcast` does."""
+    """Show the rest of a cell that another notebook started, and collect its values.
+
+    Raises as `broadcast` does.
+    """
     stop = StopSignal()
     return _carried_out(
         pool,
@@ -242,7 +264,12 @@ def _carried_out(
     *,
     partly: bool = False,
 ) -> Values:
-    """Args as of `broadcast`; `partly`: whether values of some ranks do where the others were lost while nobody was there."""
+    """Run a cell and collect its values; for the arguments see `broadcast`.
+
+    Args:
+        partly: accept the values of some ranks if the others were lost while no notebook was
+            attached.
+    """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
             interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
@@ -255,6 +282,7 @@ def _carried_out(
         if spec.profile:
             _keep_profiles(report, spec, pool)
         try:
+            # with `partly`, ranks lost while no notebook was attached cost only their own values
             if not report.good and not (partly and only_lost(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
@@ -269,42 +297,51 @@ def _carried_out(
 
 
 def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
-    """Write what ``--profile`` found, also of a cell that failed, and say it."""
+    """Write the profiles of ``--profile``, also for a failed cell, and show where they are."""
     refs = {
         rank: (report.ranks[rank].outcome or {}).get("values", {}).pop(PROFILE, {})
         for rank in spec.profile
     }
     try:
-        found = {
+        found_profiles = {
             rank: pool.shipper.unpack(ref)
             for rank, ref in refs.items()
             if ref and "error" not in ref
         }
-        said = profiles.kept(found, spec.execution_count, Path.cwd())
-    except OSError as problem:  # the failure of the cell counts for more
-        said = [f"the profile of this cell could not be kept: {problem}"]
-    for words in said:
-        print_note(words)
+        lines = profiles.kept(found_profiles, spec.execution_count, Path.cwd())
+    except OSError as problem:  # it must not hide a failure of the cell
+        lines = [f"the profile of this cell could not be kept: {problem}"]
+    for line in lines:
+        print_note(line)
 
 
 def only_lost(report: Report) -> bool:
-    """Whether some ranks have ended their cell well, and the others cannot be reached."""
+    """Return True if some ranks have succeeded and all others cannot be reached."""
     lost = [
         rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None
     ]
-    well = [rank for rank in report.ranks.values() if (rank.outcome or {}).get("status") == "ok"]
-    return bool(well) and len(lost) + len(well) == len(report.ranks) and not report.interrupted
+    succeeded = [
+        rank for rank in report.ranks.values() if (rank.outcome or {}).get("status") == "ok"
+    ]
+    return (
+        bool(succeeded)
+        and len(lost) + len(succeeded) == len(report.ranks)
+        and not report.interrupted
+    )
 
 
 def discard(report: Report, pool: Pool) -> None:
-    """Let go of the values that ranks sent back though others failed."""
+    """Release the values that ranks sent back in a run that failed on others."""
     for rank in report.ranks.values():
         for ref in (rank.outcome or {}).get("values", {}).values():
             pool.shipper.discard(ref)
 
 
 def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
-    """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
+    """Unpack the values from the ranks.
+
+    A value that could not be sent back is replaced by `Unavailable` and named in `problems`.
+    """
     lost = {
         number: rank.died.tail for number, rank in report.ranks.items() if rank.died is not None
     }
@@ -313,8 +350,8 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     ]
     undefined: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
-    pool.shipper.prefetch(ref for values in sent for ref in values.values())
+    values_by_rank = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
+    pool.shipper.prefetch(ref for values in values_by_rank for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
         ref = (report.ranks[rank].outcome or {}).get("values", {}).get(name)
@@ -333,49 +370,53 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values = Values(spec.ranks)
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
     if spec.beside and not spec.output:
-        refused.clear()  # nobody has asked for it: what could not come back is said in its place
+        refused.clear()  # an optional value: its placeholder carries the reason
     gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
-    # a name that no rank has leaves the notebook's own as it is
-    nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}
-    values.variables = {name: listed for name, listed in gathered.items() if name not in nowhere}
+    # a name that no rank has leaves the notebook's own value unchanged
+    undefined_everywhere = {
+        name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)
+    }
+    values.variables = {
+        name: listed for name, listed in gathered.items() if name not in undefined_everywhere
+    }
     first = (
         (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
     )
     values.types = {
         name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first
     }
-    known = {*pool.shipper.names()} - {*undefined}
-    said = [f"{rank_words(ranks)}: {words}" for words, ranks in refused.items()]
-    said += [
-        f"{name} {NOT_DEFINED} on {rank_words(ranks)}{did_you_mean(name, known)}"
+    names = {*pool.shipper.names()} - {*undefined}
+    messages = [f"{rank_words(ranks)}: {reason}" for reason, ranks in refused.items()]
+    messages += [
+        f"{name} {NOT_DEFINED} on {rank_words(ranks)}{did_you_mean(name, names)}"
         for name, ranks in undefined.items()
     ]
-    values.problems = (*problems, *said)
+    values.problems = (*problems, *messages)
     return values
 
 
 def result_error(values: Values, kept: Sequence[str]) -> ResultError:
-    """The error that says which values did not come back, and where the others are."""
+    """Create the error that names the missing values, and the variables that hold the others."""
     lists = [values.value, *values.variables.values()]
-    some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
-    where = f"results that arrived are in {', '.join(kept)}" if kept and some else ""
-    error = ResultError("\n".join(filter(None, [*values.problems, where])))
+    has_values = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
+    hint = f"results that arrived are in {', '.join(kept)}" if kept and has_values else ""
+    error = ResultError("\n".join(filter(None, [*values.problems, hint])))
     error.values = values
     return error
 
 
 @dataclass
 class RunEnding:
-    """What the line of a run will say at its end."""
+    """Data for a run's final line."""
 
     view: RunView | None
     report: Report | None = None
     gathered: int = 0
-    """Bytes that come back."""
+    """Number of bytes to gather."""
     since: float = 0.0
 
     def gathers(self, nbytes: int) -> None:
-        """The cell is over, and its values come back."""
+        """Record that the cell is over and its values are being gathered."""
         self.gathered, self.since = nbytes, time.monotonic()
         if (
             self.view is not None
@@ -393,7 +434,11 @@ def ended(
     names: Sequence[str],
     told: Callable[[RunSummary], RunSummary] = lambda end: end,
 ) -> Iterator[RunEnding]:
-    """Inside, a run goes on; at the end its line is the one that stays, whatever has happened; `told` makes it of the run's end."""
+    """Show a run's final line at the end of the block, even after an error.
+
+    Args:
+        told: converts the summary of the run before it is shown.
+    """
     ending, pool_ended = RunEnding(view), False
     try:
         yield ending
@@ -411,7 +456,7 @@ def ended(
 
 
 def sent_bytes(report: Report) -> int:
-    """How many bytes the ranks have packed, of values that come back."""
+    """Return the number of bytes of the values that the ranks have packed."""
     refs = [
         ref
         for rank in report.ranks.values()

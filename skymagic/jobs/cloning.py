@@ -1,4 +1,8 @@
-"""Names copied from one rank to others: lent by the one, bound on the others; all ranks meet again where a wrapper around their group was copied."""
+"""Copies of one rank's variables on other ranks.
+
+The source rank lends its values, and the others bind them. If a wrapper around the process group
+was copied, all ranks form their group again.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,12 @@ from skymagic.wire.order import Lend, RunCell
 
 @dataclass(frozen=True)
 class Cloned:
-    """What was copied.
+    """Summary of a copy.
 
     Attributes:
-        names: those that were asked for, and others that their functions use.
-        notes: what else the user must know.
+        names: the requested names, and the names that their functions use.
+        nbytes: number of bytes copied.
+        notes: other messages for the user.
     """
 
     names: tuple[str, ...]
@@ -31,47 +36,50 @@ class Cloned:
 
 
 def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
-    """Copy names from one rank to others, all of them as one: what they share stays shared.
+    """Copy names from one rank to others, all together: values that share objects still share them.
 
-    DDP wrappers are made again around the group of all ranks, which is formed again for them.
+    DDP wrappers are recreated around the group of all ranks, which is formed again for them.
 
     Args:
-        ranks: those that get them, above 0 in number.
+        ranks: the ranks that get the names; at least one.
         source: the rank that has them.
 
     Raises:
-        RequestError: there are no such ranks, or the source has not got the names; nothing has changed.
-        CaptureError: values cannot travel; nothing has changed.
+        RequestError: a rank does not exist, or the source lacks a name; nothing has changed.
+        CaptureError: values cannot be sent; nothing has changed.
         RunError: a rank died, or could not rebuild the values.
-        PoolStateError: the pool is stopped or lost, or ranks of it are.
+        PoolStateError: the pool or one of these ranks is stopped or lost.
         PoolError: the process group was not formed again.
     """
     ranks, names = tuple(sorted(set(ranks))), tuple(dict.fromkeys(names))
     _check(pool, ranks, names, source)
     with interrupt.deferred():
-        # all at once: no cell may change the names between the lending and the binding
+        # reserve all ranks: no cell may change the names between lending and binding
         with pool.scheduler.request({*ranks, source}):
             pool.runs.check((source, *ranks))
             with pool.runs.counted():
-                found = _copied(pool, ranks, names, source)
-            if isinstance(found, Report):
-                pool.recovery.begin_after(found)
-                raise failure(found, pool, Limits())
+                lent = _copied(pool, ranks, names, source)
+            if isinstance(lent, Report):
+                pool.recovery.begin_after(lent)
+                raise failure(lent, pool, Limits())
         notes = [
-            f"{name} stays on rank {source}, because it cannot be sent: {why}"
-            for name, why in found["left"].items()
+            f"{name} stays on rank {source}, because it cannot be sent: {reason}"
+            for name, reason in lent["left"].items()
         ]
-        if found["wrappers"]:  # after the ranks are given back: recovery reserves all of them
+        if lent["wrappers"]:  # after the ranks are released, because recovery reserves all of them
             _meet_again(pool)
             notes += pool.take_notes()
-        return Cloned(tuple(found["names"]), found["nbytes"], notes)
+        return Cloned(tuple(lent["names"]), lent["nbytes"], notes)
 
 
 def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
-    wrong = [rank for rank in {source, *ranks} if not 0 <= rank < pool.world_size]
+    unknown_ranks = [rank for rank in {source, *ranks} if not 0 <= rank < pool.world_size]
     mistakes = (
-        [f"pool {pool.name!r} has ranks 0 to {pool.world_size - 1}, not {rank_words(wrong)}"]
-        if wrong
+        [
+            f"pool {pool.name!r} has ranks 0 to {pool.world_size - 1}, not "
+            f"{rank_words(unknown_ranks)}"
+        ]
+        if unknown_ranks
         else []
     )
     if source in ranks:
@@ -87,7 +95,7 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
 def _copied(
     pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
 ) -> Report | Mapping[str, Any]:
-    """What the source has lent, once the others have it; or the report of the order that went wrong."""
+    """Copy the names, and return what the source has lent, or the report of a failed order."""
     from skymagic.data.shipping.packing import orders_for_lent
 
     shipper, specs = pool.shipper, pool.agents.specs
@@ -113,21 +121,22 @@ def _copied(
 
 def _check_lent(pool: Pool, outcome: Mapping[str, Any], source: int) -> None:
     if missing := outcome.get("missing"):
-        known = pool.shipper.bindings.names(source)
+        names = pool.shipper.bindings.names(source)
         raise RequestError(
-            [f"rank {source} has no {name}{did_you_mean(name, known)}" for name in missing]
+            [f"rank {source} has no {name}{did_you_mean(name, names)}" for name in missing]
         )
     if refused := outcome.get("refused"):
-        said = [
+        reasons = [
             f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()
         ]
-        raise CaptureError("; ".join(said))
+        raise CaptureError("; ".join(reasons))
 
 
 def _meet_again(pool: Pool) -> None:
     pool.recovery.begin(())
     if not pool.recovery.wait():
         raise PoolError(
-            "the process group is still being formed again; %sky_status says when the ranks are ready"
+            "the process group is still being formed again; %sky_status says when the ranks are "
+            "ready"
         )
     pool.recovery.check()

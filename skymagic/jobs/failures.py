@@ -1,4 +1,4 @@
-"""The one error of a run that did not end well: what each rank reports, what it costs, and what may help."""
+"""The single error of a failed run: each rank's report, the losses, and hints."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ NO_GROUP = (
     "Default process group has not been initialized",
     "is not compatible with an interactive environment",
 )
-"""How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
+"""Messages of torch for ``DDP(…)`` and ``dist.all_reduce(…)``, and of Lightning for a Trainer.
+
+Lightning's comes from ``Trainer(strategy="ddp")``.
+"""
 FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
-"""Lightning's refusal."""
+"""Message of Lightning."""
 NO_NAME = re.compile(r"name '(\w+)' is not defined")
 NO_MODULE = re.compile(r"No module named '(\w+)")
 NO_MAGIC = re.compile(r"(?:Line|Cell) magic(?: function)? `(%+\w+)` not found")
@@ -46,70 +49,80 @@ def hints(
     remote: bool = True,
     own_modules: Collection[str] = (),
 ) -> list[str]:
-    """Lines to show below an error.
+    """Return lines to show below an error.
 
     Args:
-        plugins: names of those that the pool has.
-        names: that the ranks or the notebook have.
-        magics: that the notebook has, with their per cent signs.
-        remote: whether its ranks run on other machines, in environments of their own.
-        own_modules: missing modules that the notebook has as files of its own.
+        plugins: names of the pool's plugins.
+        names: names that the ranks or the notebook have.
+        magics: the notebook's magics, with their percent signs.
+        remote: True if the ranks run on other machines, in their own environments.
+        own_modules: missing modules that the notebook has as its own files.
     """
     modules = missing_modules(failures)
     if own := sorted(modules.intersection(own_modules)):
         statement = f"import {', '.join(own)}"
         return [
-            f"{', '.join(own)}: the notebook's own code, which is sent with a cell that imports it: "
+            f"{', '.join(own)}: the notebook's own code, which is sent with a cell that imports "
+            "it: "
             f"write `{statement}` in the cell"
         ]
     if modules:
         packages = " ".join(sorted(modules))
-        where = "the machines of this pool" if remote else "this notebook's environment"
+        location = "the machines of this pool" if remote else "this notebook's environment"
         return [
-            f"{where} may be missing a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
+            f"{location} may be missing a package: {'%sky_pip' if remote else '%pip'} install "
+            f"{packages}, if that is its name"
         ]
-    if mine := {
-        match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics
+    if local_magics := {
+        match[1]
+        for failure in failures
+        if (match := NO_MAGIC.match(failure.evalue)) and match[1] in magics
     }:
         return [
-            f"{', '.join(sorted(mine))} is a magic of the notebook, and magics do not travel: define or %load_ext it in a "
+            f"{', '.join(sorted(local_magics))} is a magic of the notebook, and magics do not "
+            "travel: define or %load_ext it in a "
             "%%sky_broadcast cell, or call the function behind it"
         ]
     missing = dict.fromkeys(
         match[1]
-        for one in failures
-        if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
+        for failure in failures
+        if failure.ename == "NameError" and (match := NO_NAME.match(failure.evalue))
     )
-    if forgotten := [
+    if unimported := [
         name for name in missing if name not in names and name in sys.stdlib_module_names
     ]:
         return [
-            f"did you forget to import {name!r}?" for name in forgotten
-        ]  # as Python says from 3.12 on
+            f"did you forget to import {name!r}?" for name in unimported
+        ]  # the wording of Python 3.12 and later
     if automagic := [
         name
         for name in missing
         if name not in names and f"%{name}" in magics and _is_command(name, failures)
     ]:
         return [f"automagic works in plain cells only: write %{name}" for name in automagic]
-    # what the notebook has under that very name is told by another line
+    # another line covers names that the notebook has exactly
     if nearest := [
-        words for name in missing if name not in names and (words := did_you_mean(name, names))
+        suggestion
+        for name in missing
+        if name not in names and (suggestion := did_you_mean(name, names))
     ]:
-        return [words.removeprefix("; ") for words in nearest]
-    if any(one.ename == "SystemExit" for one in failures):
+        return [suggestion.removeprefix("; ") for suggestion in nearest]
+    if any(failure.ename == "SystemExit" for failure in failures):
         return [
-            "exit() ends the cell on its rank: the rank keeps running, with its variables; %sky_down ends the pool"
+            "exit() ends the cell on its rank: the rank keeps running, with its variables; "
+            "%sky_down ends the pool"
         ]
     if "torch" not in plugins and any(
-        words in one.evalue for one in failures for words in NO_GROUP
+        phrase in failure.evalue for failure in failures for phrase in NO_GROUP
     ):
         return [
-            "this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"
+            "this pool was made without a process group: end it (%sky_down), and make it with "
+            "--plugin torch"
         ]
-    if any(FSDP_ON_CPUS in one.evalue for one in failures):
+    if any(FSDP_ON_CPUS in failure.evalue for failure in failures):
         return [
-            "without GPUs, shard with torch's fully_shard in configure_model, and strategy=ModelParallelStrategy(…)"
+            "without GPUs, shard with torch's fully_shard in configure_model, and "
+            "strategy=ModelParallelStrategy(…)"
         ]
     return []
 
@@ -121,44 +134,54 @@ def missing_modules(failures: Sequence[RankFailure]) -> set[str]:
 
 
 def _is_own_module(name: str, pool: Pool) -> bool:
-    """Return True if the notebook has this module as a file that travels."""
+    """Return True if the notebook has this module as a file that can be shipped."""
     located = locate(name, pool.shipper.folder)
-    # any folder would do as a namespace package, such as the one in which wandb writes its runs
+    # any folder can be a namespace package, such as the one that wandb writes its runs to
     return located is not None and (located[0].endswith(".py") or name in sys.modules)
 
 
 def _is_command(name: str, failures: Sequence[RankFailure]) -> bool:
-    """Whether the line that failed is like ``ls /tmp`` or ``cd -x``, which Python takes for a calculation."""
+    """Return True if the failed line looks like ``ls /tmp`` or ``cd -x``, arithmetic to Python."""
     command = re.compile(rf"^-+> *\d+ +{re.escape(name)} +[-/.~]\S*$", re.MULTILINE)
-    return any(command.search(without_colours("\n".join(one.traceback))) for one in failures)
+    return any(
+        command.search(without_colours("\n".join(failure.traceback))) for failure in failures
+    )
 
 
 def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
-    """What each rank that did not end well reports, causes first in the order of ranks."""
-    found = []
+    """Return the failure of each rank that did not succeed, in rank order."""
+    failures_by_rank = []
     for number, rank in sorted(report.ranks.items()):
         host = pool.agents.ranks[number].hostname
         outcome = rank.outcome or {}
         if rank.died is not None and not rank.killed:
             status, tail = rank.died.status, rank.died.tail
-            how, tail = (tail, "") if status is None else (describe(rank.died), tail)
-            found.append(RankFailure(number, host, "", "", died=how, status=status, tail=tail))
+            death, tail = (tail, "") if status is None else (describe(rank.died), tail)
+            failures_by_rank.append(
+                RankFailure(number, host, "", "", died=death, status=status, tail=tail)
+            )
         elif rank.died is not None:
-            found.append(
+            failures_by_rank.append(
                 RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True)
             )
         elif rank.failed:
-            found.append(
+            failures_by_rank.append(
                 RankFailure(
-                    number, host, outcome["ename"], outcome["evalue"], tuple(outcome["traceback"]),
-                    exception_of(outcome, pool), freed=bool(outcome.get("freed")) or (rank.stopped and bool(outcome.get("interrupted"))),
+                    number,
+                    host,
+                    outcome["ename"],
+                    outcome["evalue"],
+                    tuple(outcome["traceback"]),
+                    exception_of(outcome, pool),
+                    freed=bool(outcome.get("freed"))
+                    or (rank.stopped and bool(outcome.get("interrupted"))),
                 )
-            )  # fmt: skip
-    return found
+            )
+    return failures_by_rank
 
 
 def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None:
-    """The exception that a rank raised, where it can be rebuilt here."""
+    """Return the exception that a rank raised, or None if it cannot be rebuilt here."""
     ref = outcome.get("exception") or {}
     if "error" in ref or not ref:
         return None
@@ -170,31 +193,33 @@ def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None
 
 
 def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -> RunError:
-    """The one error of a run that did not end well."""
+    """Create the single error of a failed run."""
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     notes += file_notes(report, pool, task)
-    known = {*pool.shipper.names(), *pool.namespace}
+    names = {*pool.shipper.names(), *pool.namespace}
     magics = magics_of(pool.namespace)
     notes += hints(
         failures,
         {plugin.name for plugin in pool.plugins},
-        known,
+        names,
         magics,
         remote=pool.plan.remote,
         own_modules=[name for name in missing_modules(failures) if _is_own_module(name, pool)],
     )
-    causes = [one for one in failures if not one.secondary]
-    if pool.ended is not None and any(one.died == pool.ended for one in failures):
-        before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
-        error: RunError = RunError("\n".join([f"{pool.ended}: {pool.remedy}", *before]))
+    root_causes = [item for item in failures if not item.secondary]
+    if pool.ended is not None and any(item.died == pool.ended for item in failures):
+        earlier = [
+            f"rank {item.rank}: {item.words}" for item in root_causes if item.died != pool.ended
+        ]
+        error: RunError = RunError("\n".join([f"{pool.ended}: {pool.remedy}", *earlier]))
         error.failures = tuple(failures)
         return error
-    if report.interrupted and not any(one.died for one in causes):
+    if report.interrupted and not any(item.died for item in root_causes):
         stopped = {number: rank.stopped_at for number, rank in report.ranks.items() if rank.stopped}
-        where = text.places(stopped)
-        said = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
-        return RunInterrupted("\n".join([said, *([where] if where else []), *notes]))
+        positions = text.places(stopped)
+        heading = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
+        return RunInterrupted("\n".join([heading, *([positions] if positions else []), *notes]))
     if report.timed_out:
         lines = [
             f"the cell took longer than {limits.timeout:g} s and was stopped",
@@ -208,7 +233,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
 
 
 def magics_of(namespace: Mapping[str, Any]) -> set[str]:
-    """The magics of the notebook with these names, as they are written: ``%time``, ``%%time``."""
+    """Return the notebook's magics as users write them: ``%time``, ``%%time``."""
     shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
     by_type = shell.magics_manager.magics if shell is not None else {}
     return {
@@ -219,47 +244,60 @@ def magics_of(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
-    """Return a line for each name that a rank has missed and the notebook has: nothing in the cell's text said that it needs them."""
+    """Return a line for each name that a rank missed and the notebook has.
+
+    The cell's text did not show that it needs the name.
+    """
     names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
     space = pool.shipper.namespace
-    held = sorted(name for name in names if name in space and not interactive(name, space[name]))
+    available = sorted(
+        name for name in names if name in space and not interactive(name, space[name])
+    )
     return [
         f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}"
-        for name in held
+        for name in available
     ]
 
 
 def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
-    """Return a line on a file that a rank lacks and the notebook has, because they work in different folders or on different machines."""
+    """Return a line on a file that a rank lacks and the notebook has.
+
+    The two work in different folders or on different machines.
+    """
     try:
-        here = Path.cwd()
-    except OSError:  # it was deleted
+        cwd = Path.cwd()
+    except OSError:  # the folder was deleted
         return []
     for number, rank in sorted(report.ranks.items()):
-        lacking = (rank.outcome or {}).get("missing_files")
-        if not lacking:
+        missing = (rank.outcome or {}).get("missing_files")
+        if not missing:
             continue
-        folder = Path(lacking["folder"])
-        held = next((path for path in lacking["paths"] if _exists(here / path)), "")
-        if not held:
+        folder = Path(missing["folder"])
+        local_file = next((path for path in missing["paths"] if _exists(cwd / path)), "")
+        if not local_file:
             continue
         if pool.plan.remote:
             host = pool.agents.ranks[number].hostname
-            where = (
+            origin = (
                 "on the notebook's machine"
-                if Path(held).is_absolute()
+                if Path(local_file).is_absolute()
                 else "in the notebook's folder"
             )
-            place, target = (_from_home(path, lacking["home"]) for path in (folder, folder / held))
+            folder_text, target = (
+                _from_home(path, missing["home"]) for path in (folder, folder / local_file)
+            )
             return [
-                f"{held} is {where}, and rank {number} works in {place} on {host}: copy it with "
-                f"`%sky_put {_quoted(held)} {_quoted(target)}`, or use an absolute path if {host} shares that folder"
+                f"{local_file} is {origin}, and rank {number} works in {folder_text} on {host}: "
+                "copy it with "
+                f"`%sky_put {_quoted(local_file)} {_quoted(target)}`, or use an absolute path if "
+                f"{host} shares that folder"
             ]
-        if Path(held).is_absolute() or (folder.is_dir() and folder.samefile(here)):
+        if Path(local_file).is_absolute() or (folder.is_dir() and folder.samefile(cwd)):
             continue
-        remedy = "" if task else f"write `%cd {here}` in a broadcast cell, or "
+        remedy = "" if task else f"write `%cd {cwd}` in a broadcast cell, or "
         return [
-            f"the ranks work in {folder}, and the notebook in {here}, which has {held}: {remedy}use an absolute path"
+            f"the ranks work in {folder}, and the notebook in {cwd}, which has {local_file}: "
+            f"{remedy}use an absolute path"
         ]
     return []
 
@@ -267,25 +305,25 @@ def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long for a name, or with a null byte: no path at all
+    except (OSError, ValueError):  # not a valid path: the name is too long, or has a null byte
         return False
 
 
 def _from_home(path: Path, home: str) -> str:
-    """Return a path on a host as a user writes it: `~` also means the right folder on hosts with another home."""
+    """Return a path on a host as a user writes it; `~` also works where the home folder differs."""
     absolute = os.path.normpath(path)
     return f"~{absolute.removeprefix(home)}" if Path(absolute).is_relative_to(home) else absolute
 
 
 def _quoted(path: str) -> str:
-    """Return a path as a word of a magic's line; `~` needs no quotes."""
+    """Quote a path for a magic's line; `~` needs no quotes."""
     return (
         path if shlex.quote(path.replace("~", "")) == path.replace("~", "") else shlex.quote(path)
     )
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:
-    """Lines on what the failure costs."""
+    """Return lines on what was lost in the failure."""
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []
@@ -299,15 +337,22 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
         return [
-            f"all ranks are being restarted, without variables: {names} cannot continue with some of them"
+            f"all ranks are being restarted, without variables: {names} cannot continue with some "
+            "of them"
         ]
-    others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    restarted = f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"
+    others_text = "; the others keep theirs" if len(dead) < pool.world_size else ""
+    restarted = (
+        f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without "
+        f"variables{others_text}"
+    )
     return [restarted, *clone_notes(dead, pool)]
 
 
 def _is_package(name: str) -> bool:
-    """Whether a name is that of an installed package, as ``import torch`` binds it: the next import brings it back."""
+    """Return True if a name is an installed package, as ``import torch`` binds it.
+
+    The next import restores it, so it is not lost.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -316,32 +361,32 @@ def _is_package(name: str) -> bool:
 
 
 MOST_CLONED = 12
-"""Names in the line that copies what a rank has lost."""
+"""Maximum number of names in the line that copies lost variables."""
 
 
 def clone_notes(dead: Sequence[int], pool: Pool) -> list[str]:
-    """A line with the command that copies from a rank that lives what the dead ranks had made."""
+    """Return a line with the command that copies the variables of dead ranks from a live rank."""
     bindings = pool.shipper.bindings
-    lost = frozenset[str]().union(*(bindings.bound_by_cells(rank) for rank in dead))
+    lost_names = frozenset[str]().union(*(bindings.bound_by_cells(rank) for rank in dead))
     space = pool.shipper.namespace
-    lost -= {
+    lost_names -= {
         name
-        for name in lost
+        for name in lost_names
         if name.startswith("_")
         or name in sys.stdlib_module_names
         or _is_package(name)
         or isinstance(space.get(name), types.ModuleType)
     }
-    held = {
-        rank: lost & bindings.bound_by_cells(rank)
+    names_by_rank = {
+        rank: lost_names & bindings.bound_by_cells(rank)
         for rank in range(pool.world_size)
         if rank not in dead
     }
-    source = max(held, key=lambda rank: (len(held[rank]), -rank), default=None)
-    if source is None or not held[source]:
+    source = max(names_by_rank, key=lambda rank: (len(names_by_rank[rank]), -rank), default=None)
+    if source is None or not names_by_rank[source]:
         return []
-    names = sorted(held[source])
+    names = sorted(names_by_rank[source])
     command = messages.clone_command(dead, source, names[:MOST_CLONED])
-    # the command ends the line, so that it can be copied
-    chosen = f" (the first {MOST_CLONED} of {len(names)})" if len(names) > MOST_CLONED else ""
-    return [f"copy rank {source}'s variables to {rank_words(dead)}{chosen}: {command}"]
+    # put the command at the end of the line, where it is easy to copy
+    limit_note = f" (the first {MOST_CLONED} of {len(names)})" if len(names) > MOST_CLONED else ""
+    return [f"copy rank {source}'s variables to {rank_words(dead)}{limit_note}: {command}"]

@@ -1,4 +1,7 @@
-"""``%sky_forward``: ports of a pool's nodes (TensorBoard, a profiler, a dashboard) as links of the notebook, through the tunnels to the nodes."""
+"""``%sky_forward``: ports of a pool's nodes as links in the notebook, through tunnels to the nodes.
+
+Typical services are TensorBoard, a profiler or a dashboard.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from dataclasses import dataclass
 from skymagic.pool import Pool
 
 REFUSAL_SECONDS = 1.0
-"""Seconds in which a node refuses a connection to a port on which nothing listens; what listens keeps it open."""
+"""Seconds for a node to refuse a connection to a port without a listener.
+
+A listener keeps the connection open.
+"""
 WHO_CONNECTS = (
     "every user of this machine can open these addresses, and every user of the node its port: "
     "where others log in, start what listens there with a password or token"
@@ -19,13 +25,13 @@ WHO_CONNECTS = (
 
 @dataclass(frozen=True)
 class ForwardedPort:
-    """A port of a node and where it is reached from here.
+    """A port of a node and its local address.
 
     Attributes:
-        node: the node in words.
-        port: the port there, on 127.0.0.1.
-        address: ``HOST:PORT`` here that leads to it.
-        listening: whether something listened there when the port was forwarded.
+        node: description of the node.
+        port: the port on the node's 127.0.0.1.
+        address: local ``HOST:PORT`` that leads to it.
+        listening: True if something listened on the node's port when it was forwarded.
     """
 
     node: str
@@ -47,7 +53,7 @@ class ForwardedPort:
 
 @dataclass(frozen=True)
 class ForwardedPorts:
-    """What `%sky_forward` shows: a line for each port, with a link."""
+    """Output of `%sky_forward`: a line with a link for each port."""
 
     ports: tuple[ForwardedPort, ...]
 
@@ -56,38 +62,40 @@ class ForwardedPorts:
 
     def _repr_html_(self) -> str:
         lines = [
-            f"port {one.port} of {html.escape(one.node)}: "
-            f'<a href="http://{one.address}/" target="_blank" rel="noopener">http://{one.address}/</a>{html.escape(one._note)}'
-            for one in self.ports
+            f"port {port.port} of {html.escape(port.node)}: "
+            f'<a href="http://{port.address}/" target="_blank" '
+            f'rel="noopener">http://{port.address}/</a>{html.escape(port._note)}'
+            for port in self.ports
         ]
         return "<br>".join([*lines, html.escape(WHO_CONNECTS)])
 
 
 def forward(pool: Pool, ports: Sequence[int], nodes: Sequence[int]) -> ForwardedPorts:
-    """Open a port on 127.0.0.1 here for each of these ports of each node; one that was opened before is kept.
+    """Open a local port on 127.0.0.1 for each of these ports of each node.
 
-    It has the same number if that is free here. It closes with the pool. Other users of this machine can connect to it,
-    as to every port on 127.0.0.1.
+    Ports that were opened before are reused. The local port has the same number if that is free. It
+    closes with the pool. Other users of this machine can connect to it, as to every port on
+    127.0.0.1.
 
     Args:
-        nodes: the nodes' numbers.
+        nodes: indexes of the nodes.
     """
     return ForwardedPorts(tuple(_forwarded(pool, port, node) for node in nodes for port in ports))
 
 
 def _forwarded(pool: Pool, port: int, index: int) -> ForwardedPort:
     node = pool.agents.nodes[index]
-    # without a tunnel the node is this machine
-    here = node.forward("127.0.0.1", port, port) if node.forward is not None else port
-    return ForwardedPort(str(node), port, f"127.0.0.1:{here}", _listens(here))
+    # a node without a tunnel is this machine
+    local_port = node.forward("127.0.0.1", port, port) if node.forward is not None else port
+    return ForwardedPort(str(node), port, f"127.0.0.1:{local_port}", _listens(local_port))
 
 
 def _listens(port: int) -> bool:
-    """Whether a connection to this port is accepted, and not closed at once by the node at its other end."""
+    """Return True if a connection to this port is accepted and not closed at once by the node."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=REFUSAL_SECONDS) as sock:
             return bool(sock.recv(1))
     except TimeoutError:
-        return True  # it waits for a request
+        return True  # the service waits for a request
     except OSError:
         return False

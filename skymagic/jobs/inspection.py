@@ -1,5 +1,7 @@
-"""Where the ranks of a pool are now, what their names hold, and how its nodes are: for ``%sky_stacks``, ``%sky_vars``, ``%sky_check`` and the
-button of a run's line."""
+"""Inspection of a pool: stacks and variables of its ranks, and checks of its nodes.
+
+Used by ``%sky_stacks``, ``%sky_vars``, ``%sky_check`` and the button of a run's progress line.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +15,44 @@ from skymagic.pool import Pool
 from skymagic.run import stall
 
 TIMEOUT = 5.0
-"""Seconds in which ranks must answer; they do at once, unless native code holds the interpreter."""
+"""Seconds for ranks to answer; they answer at once unless native code holds the interpreter."""
 ANSWERING = ("ready", "running", "recovering")
-"""States of ranks that are there to answer."""
+"""States of ranks that can answer."""
 
 
 def stacks(pool: Pool, ranks: Sequence[int]) -> str:
-    """Where each of these ranks is: a heading for those at the same place, and the user's frames below it."""
-    there, others = _divided(pool, ranks)
-    return display.stacks(stall.stacks_of(pool.agents, there, TIMEOUT), others)
+    """Return the stacks of these ranks, with one heading for ranks at the same place.
+
+    The user's frames follow below the heading.
+    """
+    answering, states = _divided(pool, ranks)
+    return display.stacks(stall.stacks_of(pool.agents, answering, TIMEOUT), states)
 
 
 def variables(pool: Pool, ranks: Sequence[int]) -> str:
-    """What the names of each of these ranks hold, as a table."""
-    there, others = _divided(pool, ranks)
-    found = stall.variables_of(pool.agents, there, TIMEOUT)
-    others |= {rank: NO_ANSWER for rank in there if rank not in found}
-    return "\n".join([*([display.variables(found)] if found else []), *display.states(others)])
+    """Return the variables of these ranks as a table."""
+    answering, states = _divided(pool, ranks)
+    answers = stall.variables_of(pool.agents, answering, TIMEOUT)
+    states |= {rank: NO_ANSWER for rank in answering if rank not in answers}
+    return "\n".join([*([display.variables(answers)] if answers else []), *display.states(states)])
 
 
 def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-    """The ranks that can be asked, and the states of the others."""
-    words = {int(str(row[0])): str(row[-1]) for row in pool.status()}
-    there = [rank for rank in ranks if words.get(rank) in ANSWERING]
-    return there, {rank: words.get(rank, "not there") for rank in ranks if rank not in there}
+    """Return the ranks that can answer, and the states of the others."""
+    states = {int(str(row[0])): str(row[-1]) for row in pool.status()}
+    answering = [rank for rank in ranks if states.get(rank) in ANSWERING]
+    return answering, {
+        rank: states.get(rank, "not there") for rank in ranks if rank not in answering
+    }
 
 
 def check(pool: Pool, say: Callable[[str], None]) -> Findings:
-    """Check all nodes against the pool's plan, also while cells run."""
+    """Check all nodes against the pool's plan, even while cells are running."""
     plan = pool.plan
     # nodes of a pool on this machine share it
     gpus = (
         max(map(len, plan.devices), default=0)
         if plan.remote
-        else len({one.word for node in plan.devices for one in node})
+        else len({device.word for node in plan.devices for device in node})
     )
     return checking.check(pool.agents.nodes, expected=gpus, say=say)

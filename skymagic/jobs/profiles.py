@@ -1,4 +1,4 @@
-"""What ``--profile`` leaves in the notebook: a trace beside it for each rank, the longest operations, and whom the ranks waited for."""
+"""Output of ``--profile``: a trace file for each rank, the longest operations, waiting ranks."""
 
 from __future__ import annotations
 
@@ -9,49 +9,62 @@ from typing import Any
 from skymagic.display import text as display
 
 WAITED_SHARE, WAITED_SECONDS = 0.1, 0.1
-"""From so much more time in collectives than the rank with the least on, a rank is said to have waited."""
+"""Minimum extra time in collectives, compared with the rank that has the least, of a waiting rank.
+
+A share of the time of all operations, and seconds.
+"""
 
 
 def kept(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> list[str]:
-    """Write the traces of a cell; lines to show about them.
+    """Write the traces of a cell and return lines to show about them.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder is not writable.
     """
-    said = []
+    lines = []
     for rank, profile in sorted(profiles.items()):
         file = folder / f"profile-cell{cell}-rank{rank}.json.gz"
         file.write_bytes(profile["trace"])
-        said.append(
-            f"rank {rank}, the longest operations; the trace is {file.name} (ui.perfetto.dev shows it)"
+        lines.append(
+            f"rank {rank}, the longest operations; the trace is {file.name} (ui.perfetto.dev shows "
+            "it)"
         )
-        said.append(operations_table(profile))
+        lines.append(operations_table(profile))
     return [
-        *said,
-        *waited({rank: (each["collectives"], each["seconds"]) for rank, each in profiles.items()}),
+        *lines,
+        *waited(
+            {
+                rank: (profile_of_rank["collectives"], profile_of_rank["seconds"])
+                for rank, profile_of_rank in profiles.items()
+            }
+        ),
     ]
 
 
 def operations_table(profile: Mapping[str, Any]) -> str:
-    """The longest operations: their own time, without that of operations which they call."""
-    whole = profile["seconds"] or 1.0
+    """Format the longest operations by their own time, without that of the operations they call."""
+    total = profile["seconds"] or 1.0
     rows = [
-        (name, calls, f"{1000 * seconds:.1f} ms", f"{seconds / whole:.0%}")
+        (name, calls, f"{1000 * seconds:.1f} ms", f"{seconds / total:.0%}")
         for name, calls, seconds in profile["operations"]
     ]
     return display.table([("operation", "calls", "time", "share"), *rows])
 
 
 def waited(collectives: Mapping[int, tuple[float, float]]) -> list[str]:
-    """Which rank was waited for, by (seconds in collectives, seconds of all operations) of several: it is the one that is least in them."""
+    """Return lines on ranks that waited for the rank that spent the least time in collectives.
+
+    Args:
+        collectives: rank → (seconds in collectives, seconds of all operations).
+    """
     if len(collectives) < 2:
         return []
     last = min(collectives, key=lambda rank: collectives[rank][0])
-    least = collectives[last][0]
-    longer = {rank: seconds - least for rank, (seconds, _) in collectives.items() if rank != last}
+    minimum = collectives[last][0]
+    excess = {rank: seconds - minimum for rank, (seconds, _) in collectives.items() if rank != last}
     waiting = {
         rank: more
-        for rank, more in longer.items()
+        for rank, more in excess.items()
         if more > max(WAITED_SECONDS, WAITED_SHARE * collectives[rank][1])
     }
     return [

@@ -1,8 +1,9 @@
-"""``%%sky_sh``: a shell script on every node of a pool, from a request to how it ended there, node by node.
+"""``%%sky_sh``: shell scripts on every node of a pool, and their exit status on each node.
 
-A script is a run on the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script.script`): it shares with
-cells how they are shown, limited, stopped, and ended when another one has failed. Its folder is the notebook's own on this machine; on other
-machines it is a copy, which is brought up to date first.
+A script is a run on the first rank of each node. The code of the run starts the script next to the
+rank (`skymagic.kernels.script.script`), so that scripts and cells share their display, limits,
+stopping, and failing fast. The script's working folder is the notebook's own folder on this
+machine; on other machines it is a copy, which is synchronized first.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.processes import status_words
 
 REMOTE_ROOT = "~/.skymagic/work"
-"""Where such folders are on a node."""
+"""Parent folder of these copies on a node."""
 
 
 def folder_here(text: str) -> Path:
-    """The folder that a user names. Raises RequestError when there is none."""
+    """Return the folder that a user names. Raises RequestError if it does not exist."""
     folder = Path(text).expanduser().absolute()
     if not folder.is_dir():
         raise RequestError(f"--workdir: there is no folder {text!r} here ({folder})")
@@ -56,10 +57,10 @@ def folder_here(text: str) -> Path:
 
 
 def folder_on_nodes(pool: Pool, folder: Path, nodes: Sequence[int]) -> str:
-    """Copy what differs of a folder to these nodes, and return its path there.
+    """Synchronize a folder with these nodes, and return its path there.
 
     Raises:
-        FilesError: what cannot be copied, for all nodes at once.
+        FilesError: some files cannot be copied; lists the problems of all nodes.
     """
     if not pool.plan.remote:
         return str(folder)
@@ -68,16 +69,16 @@ def folder_on_nodes(pool: Pool, folder: Path, nodes: Sequence[int]) -> str:
     includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
     machines = pool.machines(Selection.of(nodes))
     with Copying() as progress:
-        copied = pool.files().sync(
+        results = pool.files().sync(
             folder, destination, image.excludes, includes, machines, progress
         )
-    if any(one.files or one.removed or one.notes for one in copied):
-        progress.end(f"[{folder.name}: {summary(copied, progress.seconds)}]")
+    if any(result.files or result.removed or result.notes for result in results):
+        progress.end(f"[{folder.name}: {summary(results, progress.seconds)}]")
     return destination
 
 
 def remote_folder(folder: Path) -> str:
-    """The copy of a folder on a node: one path for each folder and machine."""
+    """Return the path of a folder's copy on a node: a distinct path for each folder and machine."""
     mark = hashlib.sha256(
         f"{platform.node()}\0{folder}".encode(errors="surrogateescape")
     ).hexdigest()[:8]
@@ -91,13 +92,16 @@ NNODES_OPTION = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """How a script ended on one node.
+    """Result of a script on one node.
 
     Attributes:
-        node: its number in the pool. hostname: the machine.
-        status: the exit code; negative for the signal that ended it; None when it did not begin or nobody could tell.
-        tail: the last lines that it wrote, standard output and error alike.
-        stopped: it was ended because of another node's failure, the time limit or the stop button.
+        node: index of the node in the pool.
+        hostname: name of the machine.
+        status: the exit code; negative for the signal that ended it; None if it did not start or
+            the status is unknown.
+        tail: the last lines of its standard output and error.
+        stopped: True if it was ended because of another node's failure, the time limit or the stop
+            button.
     """
 
     node: int
@@ -112,27 +116,30 @@ class ScriptEnd:
 
     @property
     def follows(self) -> bool:
-        """Whether it only failed because another node did."""
+        """True if it only failed because another node did."""
         return self.stopped or bool(self.cause and self.cause["follows"])
 
     @property
     def how(self) -> str:
-        """How it ended, in a line."""
+        """Description of the result, in a line."""
         if self.problem:
             return f"could not run: {self.problem}" if self.status is None else self.problem
-        return f"{'ended with' if (self.status or 0) >= 0 else 'was ended by'} {status_words(self.status)}"
+        return (
+            f"{'ended with' if (self.status or 0) >= 0 else 'was ended by'} "
+            f"{status_words(self.status)}"
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a script ended on all nodes that ran it; `error` is what is to be raised."""
+    """Result of a script on all of its nodes; `error` is the error to raise."""
 
     value: list[ScriptEnd]
     error: RunError | None = None
 
 
 class NodeScreen(NotebookScreen):
-    """Shows output by node instead of by rank."""
+    """Screen that shows output by node instead of by rank."""
 
     def __init__(
         self, nodes: Sequence[int], node_of: Callable[[int], int], view: RunView | None
@@ -141,11 +148,11 @@ class NodeScreen(NotebookScreen):
         self._node_of = node_of
 
     def text(self, rank: int, name: str, text: str) -> None:
-        """Text of a node's script."""
+        """Show text of a node's script."""
         super().text(self._node_of(rank), name, text)
 
     def progress(self, state: Callable[[], RunState]) -> None:
-        """How the run is."""
+        """Show the state of the run."""
         super().progress(lambda: by_node(state(), self._node_of))
 
 
@@ -153,15 +160,15 @@ Told = TypeVar("Told", RunState, RunSummary)
 
 
 def by_node(told: Told, node_of: Callable[[int], int]) -> Told:
-    """What is told of ranks, of their nodes."""
+    """Convert a state or summary from ranks to nodes."""
     return replace(told, unit="node", failed=tuple(map(node_of, told.failed)))
 
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
-    """The run of a script; its folder is on the nodes when this returns.
+    """Build the specification of a script's run, and copy its folder to the nodes.
 
     Raises:
-        RequestError: nodes, a folder or variables that are not there; all mistakes.
+        RequestError: nodes, a folder or variables do not exist; lists all mistakes.
         FilesError: the folder cannot be copied.
     """
     mistakes = missing_secrets(request.secrets, os.environ)
@@ -173,16 +180,16 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         with noted_in(mistakes, "--targets: "):
             ranks = visible = (single_rank(request.rank, pool.world_size),)
     else:
-        chosen = RunRequest(targets=request.nodes, only=request.only)
+        selection = RunRequest(targets=request.nodes, only=request.only)
         with noted_in(mistakes):
-            part, shown = chosen.who(topology.nodes, "node", "--nodes")
+            part, shown = selection.who(topology.nodes, "node", "--nodes")
             ranks = tuple(topology.ranks_on(node)[0] for node in part)
             visible = tuple(topology.ranks_on(node)[0] for node in shown)
     with noted_in(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
-    asked = {
+    script = {
         "text": cell.source,
         "workdir": folder_on_nodes(pool, folder, [topology.node_of(rank) for rank in ranks])
         if folder
@@ -199,7 +206,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         value_ranks=ranks,
         visible_ranks=visible,
         execution_count=cell.execution_count,
-        extra={SCRIPT_VARIABLE: asked},
+        extra={SCRIPT_VARIABLE: script},
         waits=request.busy == "wait",
         job="script",
         output=request.output or "",
@@ -207,7 +214,10 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
 
 
 def single_rank(selection: Selection, world_size: int) -> int:
-    """Return the rank that ``-t`` names. Raises RequestError if it names several, or one that does not exist."""
+    """Return the rank that ``-t`` names.
+
+    Raises RequestError if it names several ranks, or one that does not exist.
+    """
     ranks = selection.ranks(world_size)
     if len(ranks) > 1:
         raise RequestError(
@@ -217,18 +227,19 @@ def single_rank(selection: Selection, world_size: int) -> int:
 
 
 def ours(pool: Pool) -> list[str]:
-    """Variables that the pool has set for its ranks, and nobody has asked for."""
-    given = {*os.environ, *pool.plan.image.env, *dict(pool.plan.request.env)}
-    return [name for name in ("OMP_NUM_THREADS",) if name not in given]
+    """Return the variables that the pool has set for its ranks and that the user has not."""
+    user_variables = {*os.environ, *pool.plan.image.env, *dict(pool.plan.request.env)}
+    return [name for name in ("OMP_NUM_THREADS",) if name not in user_variables]
 
 
 def too_many_nodes(text: str, nodes: int) -> str:
-    """A line for a script that waits for more nodes than run it; else ""."""
-    asked = max((int(found) for found in NNODES_OPTION.findall(text)), default=0)
-    if asked <= nodes:
+    """Warn about a script that waits for more nodes than run it; "" for others."""
+    requested = max((int(number) for number in NNODES_OPTION.findall(text)), default=0)
+    if requested <= nodes:
         return ""
     return (
-        f"[--nnodes={asked}, and {count(nodes, 'node')} will run the script: torchrun waits for the others. "
+        f"[--nnodes={requested}, and {count(nodes, 'node')} will run the script: torchrun waits "
+        "for the others. "
         "Write --nnodes=$SKYPILOT_NUM_NODES]\n"
     )
 
@@ -241,15 +252,15 @@ def run(
     stop: StopSignal | None = None,
     view: RunView | None = None,
 ) -> Outcome:
-    """Run a script to its end on all nodes; what went wrong is in the outcome.
+    """Run a script to its end on all nodes. A failure is returned in the outcome, not raised.
 
     Args:
         stop: ends the run from another thread.
-        view: the line of the run, where it has one already.
+        view: the run's progress line, if it already has one.
 
     Raises:
         PoolStateError, CaptureError: nothing has run.
-        RunInterrupted: it was stopped before it began.
+        RunInterrupted: the run was stopped before it began.
     """
     stop = stop or StopSignal()
 
@@ -262,7 +273,7 @@ def run(
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
-    """Show the rest of a script that another notebook began, and how it ended."""
+    """Show the rest of a script that another notebook started, and return its result."""
     stop = StopSignal()
 
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
@@ -287,7 +298,8 @@ def _carried_out(
     with ended(
         view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)
     ) as ending:
-        # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
+        # A script's processes are not ours to inspect, so do not report stalls, however long it is
+        # silent.
         report = ending.report = run(screen, replace(limits, stall_after=math.inf))
         screen.finish()
     pool.shown.deliver(report.run, spec.ranks)
@@ -295,43 +307,52 @@ def _carried_out(
     for end in ends:
         if end.left:
             screen.note(
-                f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n"
+                f"[node {end.node}: the script left running, and this was ended: "
+                f"{'; '.join(end.left)}]\n"
             )
     return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
 
 
 def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
-    """How the script ended on a rank's node."""
+    """Return the result of the script on a rank's node."""
     outcome = ran.outcome or {}
-    told: Mapping[str, Any] = {}
+    result: Mapping[str, Any] = {}
     ref = outcome.get("values", {}).get(LAST_VALUE)
     if ref is not None and "error" not in ref:
-        told = pool.shipper.unpack(ref)
+        result = pool.shipper.unpack(ref)
     elif (problem := failures.exception_of(outcome, pool)) is not None and problem.args:
-        told = problem.args[0] if isinstance(problem.args[0], dict) else {}
+        result = problem.args[0] if isinstance(problem.args[0], dict) else {}
     if ran.died is not None:
-        told = {"tail": ran.died.tail, "problem": "the rank that started it died"}
-    elif not told and ran.failed and not ran.stopped:
-        told = {"problem": f"{outcome['ename']}: {outcome['evalue']}"}
+        result = {"tail": ran.died.tail, "problem": "the rank that started it died"}
+    elif not result and ran.failed and not ran.stopped:
+        result = {"problem": f"{outcome['ename']}: {outcome['evalue']}"}
     return ScriptEnd(
-        pool.plan.topology.node_of(rank), pool.agents.ranks[rank].hostname, told.get("status"), told.get("tail", ""),
-        ran.stopped and bool(outcome.get("interrupted") or ran.died), told.get("words", told.get("tail", "")), told.get("cause"), tuple(told.get("left", ())), told.get("problem", ""),
-    )  # fmt: skip
+        pool.plan.topology.node_of(rank),
+        pool.agents.ranks[rank].hostname,
+        result.get("status"),
+        result.get("tail", ""),
+        ran.stopped and bool(outcome.get("interrupted") or ran.died),
+        result.get("words", result.get("tail", "")),
+        result.get("cause"),
+        tuple(result.get("left", ())),
+        result.get("problem", ""),
+    )
 
 
-# -- failures --------------------------------------------------------------------------------------------------------
+# -- failures -------------------------------------------------------------------------------------
 
 
 def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limits) -> RunError:
-    """The one error of a script that did not end well."""
+    """Create the single error of a failed script."""
     notes = [*failures.lost_notes(report, pool), *report.notes]
     stopped = [end.node for end in ends if end.stopped]
     if report.interrupted:
-        where = f"interrupted on {node_words(stopped)}" if stopped else "interrupted"
-        return RunInterrupted("\n".join([where, *notes]))
+        heading = f"interrupted on {node_words(stopped)}" if stopped else "interrupted"
+        return RunInterrupted("\n".join([heading, *notes]))
     if report.timed_out:
         lines = [
-            f"the script took longer than {limits.timeout:g} s and was stopped on {node_words(stopped)}"
+            f"the script took longer than {limits.timeout:g} s and was stopped on "
+            f"{node_words(stopped)}"
         ]
         lines += [
             line
@@ -349,68 +370,72 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
 def script_error(
     ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (), *, has_torch: bool = False
 ) -> ScriptError:
-    """The error of a script that failed: where, how, and why as far as something tells; pure."""
+    """Create the error of a failed script: the node, the status, and the cause if known; pure."""
     failed = [end for end in ends if end.status != 0]
-    # what a stopped node knew may tell more than a failed one, which only saw another process go away
-    knew = [end for end in failed if end.stopped and end.cause and not end.cause["follows"]]
-    first = next((end for end in failed if not end.follows), (knew or failed)[0])
-    lines = [f"node {first.node} of {nodes} on {first.hostname} {first.how}"]
-    if first.cause:
-        worker = first.cause["worker"]
+    # A stopped node may know the cause, when a failed node only noticed that another process ended.
+    informed = [end for end in failed if end.stopped and end.cause and not end.cause["follows"]]
+    root = next((end for end in failed if not end.follows), (informed or failed)[0])
+    lines = [f"node {root.node} of {nodes} on {root.hostname} {root.how}"]
+    if root.cause:
+        worker = root.cause["worker"]
         lines += [
-            first.cause["text"],
-            *([f"[{worker}]"] if worker and worker not in first.cause["text"] else []),
+            root.cause["text"],
+            *([f"[{worker}]"] if worker and worker not in root.cause["text"] else []),
         ]
-    if not first.cause or (
-        "\n" not in first.cause["text"] and "SIGKILL" not in first.cause["text"]
-    ):
-        lines += last_words(first, "its last lines:")  # where native code says why it gives up
-    others = [end for end in failed if end is not first]
-    same = [end.node for end in others if not end.stopped and end.status == first.status]
-    lines += [f"the same on {node_words(same)}"] if same else []
+    if not root.cause or ("\n" not in root.cause["text"] and "SIGKILL" not in root.cause["text"]):
+        # native code explains its abort there
+        lines += last_words(root, "its last lines:")
+    other_ends = [end for end in failed if end is not root]
+    same_nodes = [end.node for end in other_ends if not end.stopped and end.status == root.status]
+    lines += [f"the same on {node_words(same_nodes)}"] if same_nodes else []
     lines += [
-        f"node {end.node} {end.how}" for end in others if not end.stopped and end.node not in same
+        f"node {end.node} {end.how}"
+        for end in other_ends
+        if not end.stopped and end.node not in same_nodes
     ]
-    stopped = [end.node for end in others if end.stopped]
+    stopped = [end.node for end in other_ends if end.stopped]
     lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
     error = ScriptError(
-        "\n".join([*lines, *hints(first, has_torch=has_torch), *notes]),
-        node=first.node,
-        hostname=first.hostname,
-        status=first.status,
+        "\n".join([*lines, *hints(root, has_torch=has_torch), *notes]),
+        node=root.node,
+        hostname=root.hostname,
+        status=root.status,
     )
     error.failures = tuple(failed)
     return error
 
 
 def last_words(end: ScriptEnd, title: str) -> list[str]:
-    """The last lines of a node's output under a title."""
+    """Return the last lines of a node's output under a title."""
     lines = [display.last_state(line) for line in end.words.splitlines() if line.strip()]
     return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
 def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
-    """What to try."""
-    said = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
-    found = []
-    if re.search(r"torchrun: (command )?not found", said):
-        found.append(
-            "torchrun is not on the PATH that the script has set: python -m torch.distributed.run is the same"
+    """Suggest remedies for known failures."""
+    output = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
+    suggestions = []
+    if re.search(r"torchrun: (command )?not found", output):
+        suggestions.append(
+            "torchrun is not on the PATH that the script has set: python -m torch.distributed.run "
+            "is the same"
             if has_torch
-            else "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python"
+            else "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch "
+            "for its Python"
         )
-    if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
-        found.append(
+    if re.search(r"EADDRINUSE|address already in use", output, re.IGNORECASE):
+        suggestions.append(
             "a port is in use on that node: $MASTER_PORT is one that was free when the script began"
         )
-    if "terminate called without an active exception" in f"{said}\n{end.words}":
-        found.append(
-            "a gloo thread was still running when Python exited: delete the DDP model (del model; gc.collect()) before "
+    if "terminate called without an active exception" in f"{output}\n{end.words}":
+        suggestions.append(
+            "a gloo thread was still running when Python exited: delete the DDP model (del model; "
+            "gc.collect()) before "
             "dist.destroy_process_group()"
         )
-    return found
+    return suggestions
 
 
 def node_words(nodes: Sequence[int]) -> str:
-    """ "node 3", "nodes 0, 2", "nodes 0–3"."""
+    """Name nodes: "node 3", "nodes 0, 2", "nodes 0–3"."""
     return rank_words(nodes, "node") if nodes else "no node"

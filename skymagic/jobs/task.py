@@ -1,7 +1,8 @@
-"""A task: a function with its arguments, on all ranks or on one, to its values; a generator function's values come one by one.
+"""Tasks: a function call on all ranks or on one; a generator function's values arrive one by one.
 
-A task is a run whose source is one generated line. The function and its arguments travel beside the notebook's
-variables under names of their own, and the ranks forget them when the task is over.
+A task is a run whose source is one generated line. The function and its arguments are shipped
+together with the notebook's variables under reserved names, and the ranks forget them when the task
+is over.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ ARGUMENT_PREFIX = "_sky_arg_"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """What is to run.
+    """A function call to run.
 
     Attributes:
-        timeout: seconds; None for the pool's own limit.
+        timeout: timeout in seconds; None for the pool's own limit.
     """
 
     function: Callable[..., Any]
@@ -53,12 +54,12 @@ class Task:
 
 
 def on_all(task: Task, pool: Pool) -> list[Any]:
-    """The task on every rank; the values in rank order."""
+    """Run the task on every rank and return the values in rank order."""
     return run(task, pool, tuple(range(pool.world_size)))
 
 
 def on_one(task: Task, pool: Pool) -> Any:
-    """The task on the rank that has least to do; ranks that are alike take turns."""
+    """Run the task on the least loaded rank; equally loaded ranks take turns."""
     return run(task, pool, tuple(pool.scheduler.least_loaded(pool.world_size)))[0]
 
 
@@ -69,11 +70,11 @@ def run(
     screen: Screen | None = None,
     stop: StopSignal | None = None,
 ) -> list[Any]:
-    """The task on these ranks; the values in their order.
+    """Run the task on these ranks and return the values in their order.
 
     Raises:
-        RunError: also of the type that the function raised.
-        CaptureError: the function, its arguments or what it uses cannot travel.
+        RunError: the task failed; the error also has the type that the function raised.
+        CaptureError: the function, its arguments or its dependencies cannot be shipped.
     """
     defaults = pool.defaults
     limits = Limits(
@@ -91,73 +92,90 @@ def run(
                 raise cell.result_error(values, [])
             interrupts.values = values.value
             return values.value
-    except CaptureError as refused:
-        said = str(refused).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
-        raise CaptureError(said) from None
-    except RankError as failed:
-        # a plain script shows nothing but the message and its notes
-        if failed.traceback and not in_ipython():
-            failed.add_note(without_colours("\n".join(failed.traceback)))
+    except CaptureError as error:
+        message = str(error).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
+        raise CaptureError(message) from None
+    except RankError as error:
+        # outside of IPython, only the message and its notes are shown
+        if error.traceback and not in_ipython():
+            error.add_note(without_colours("\n".join(error.traceback)))
         raise
 
 
 def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
-    """The run that carries out a task: one line that names the function and each argument."""
+    """Build the specification of a task's run: a line that names the function and each argument."""
     names = parameters(task)
     arguments = {**dict(zip(names, task.args, strict=False)), **task.kwargs}
     extra = {
         FUNCTION_NAME: task.function,
         **{ARGUMENT_PREFIX + name: value for name, value in arguments.items()},
     }
-    written = [ARGUMENT_PREFIX + name for name in names] + [
+    argument_texts = [ARGUMENT_PREFIX + name for name in names] + [
         f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs
     ]
-    wait = "await " if inspect.iscoroutinefunction(task.function) else ""
-    # the semicolon keeps the value from being shown; who wants it has it
-    source = f"{wait}{FUNCTION_NAME}({', '.join(written)});  # {task.name}"
+    prefix = "await " if inspect.iscoroutinefunction(task.function) else ""
+    # the semicolon keeps the value from being shown; the caller gets it
+    source = f"{prefix}{FUNCTION_NAME}({', '.join(argument_texts)});  # {task.name}"
     return RunSpec(
-        source=source, source_without_magics=source, ranks=ranks, visible_ranks=ranks, value_ranks=ranks,
-        execution_count=execution_count(), extra=extra, job="call",
-    )  # fmt: skip
+        source=source,
+        source_without_magics=source,
+        ranks=ranks,
+        visible_ranks=ranks,
+        value_ranks=ranks,
+        execution_count=execution_count(),
+        extra=extra,
+        job="call",
+    )
 
 
 def parameters(task: Task) -> list[str]:
-    """A name for each positional argument: its parameter's, or its number."""
+    """Return a name for each positional argument: its parameter's name, or its number."""
     try:
-        known = list(inspect.signature(task.function).parameters.values())
+        signature_parameters = list(inspect.signature(task.function).parameters.values())
     except (ValueError, TypeError):
-        known = []
-    plain = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [plain[i] if i < len(plain) else str(i) for i in range(len(task.args))]
+        signature_parameters = []
+    positional = [
+        p.name
+        for p in signature_parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return [positional[i] if i < len(positional) else str(i) for i in range(len(task.args))]
 
 
 def execution_count() -> int:
-    """The number of the cell that the notebook is in; 1 elsewhere."""
+    """Return the number of the notebook's current cell; 1 outside of a notebook."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return cell.number_in(shell) if shell is not None else 1
 
 
 PULL_SECONDS = 0.05
-"""A pull of one rank returns with what there is after so long; the run around it costs about a fifth of that."""
+"""Seconds after which a pull from one rank returns the values so far.
+
+The run around a pull costs about a fifth of that.
+"""
 QUICK_VALUES, MOST_VALUES = 32, 1024
-"""After so many quick values in a row one pull brings several, and that many at most. A value that is made quickly is then
-held back by a slow one behind it, but not each time in a loop that has slow steps."""
+"""Number of consecutive quick values after which a pull fetches several, and the maximum per pull.
+
+A quick value is then held back by a slow one after it, but not each time in a loop with slow steps.
+"""
 
 
 class Stream(Iterator[Any]):
-    """The values of a generator function that runs on ranks, one at a time, when they are asked for.
+    """Values of a generator function that runs on ranks, one at a time, on demand.
 
-    The generator is opened at once, and works while a value is waited for, as any generator does: it is never ahead of who
-    reads it by more than one pull. Between two values the ranks are free for other runs. A timeout of the call counts
-    for each pull.
+    The generator is opened at once, and works while a value is awaited, like any generator: it is
+    at most one pull ahead of its reader. Between two values the ranks are free for other runs. A
+    timeout of the call applies to each pull.
 
     Args:
-        task: of a generator function.
-        ranks: one, which gives values; or several, in step, which give lists by rank with None where a rank has ended.
+        task: a call of a generator function.
+        ranks: a single rank, which yields values; or several ranks in step, which yield lists by
+            rank, with None for ranks that have ended.
 
     Raises:
-        RunError: also of the type that the generator raised; it is over then.
+        RunError: the generator failed, and is over; the error also has the type that the generator
+            raised.
     """
 
     def __init__(self, task: Task, pool: Pool, ranks: Sequence[int], *, together: bool) -> None:
@@ -166,11 +184,11 @@ class Stream(Iterator[Any]):
         self._values: deque[Any] = deque()
         self._quick, self._ended = 0, frozenset[int]()
         self._over = True
-        # the name, and the names of the arguments in messages, are the function's own
-        opening = functools.wraps(task.function)(
+        # keep the function's own name and argument names for messages
+        open_function = functools.wraps(task.function)(
             functools.partial(generators.open_one, self._key, task.function)
         )
-        run(replace(task, function=opening), pool, self._ranks)
+        run(replace(task, function=open_function), pool, self._ranks)
         self._over = False
 
     def __next__(self) -> Any:
@@ -181,13 +199,13 @@ class Stream(Iterator[Any]):
         return self._values.popleft()
 
     def _pull(self) -> None:
-        # ranks in step must take the same number of steps: there may be collectives in them
-        several = self._quick >= QUICK_VALUES and not self._together
+        # ranks in step must advance equally often, because their steps may contain collectives
+        is_batched = self._quick >= QUICK_VALUES and not self._together
         try:
-            most = min(self._quick, MOST_VALUES) if several else 1
-            pulls = self._call(generators.advance, self._key, most, PULL_SECONDS, self._ended)
+            limit = min(self._quick, MOST_VALUES) if is_batched else 1
+            pulls = self._call(generators.advance, self._key, limit, PULL_SECONDS, self._ended)
         except BaseException:
-            self._over = True  # what has raised, or was interrupted, cannot go on
+            self._over = True  # a generator that raised or was interrupted cannot continue
             raise
         self._ended = frozenset(
             rank for rank, pull in zip(self._ranks, pulls, strict=True) if pull.over
@@ -205,7 +223,7 @@ class Stream(Iterator[Any]):
         return run(Task(named, timeout=self._task.timeout), self._pool, self._ranks)
 
     def close(self) -> None:
-        """End the generator where it stands; its ``finally`` runs on the ranks. Twice is safe."""
+        """Close the generator; its ``finally`` runs on the ranks. Safe to call twice."""
         self._values.clear()
         if not self._over:
             self._over = True
@@ -213,7 +231,7 @@ class Stream(Iterator[Any]):
                 self._call(generators.close, self._key)
 
     def __del__(self) -> None:
-        with contextlib.suppress(SkyError):  # the pool is gone, or the generator raises as it ends
+        with contextlib.suppress(SkyError):  # the pool is gone, or the generator's cleanup raises
             self.close()
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
-"""A worker pool over ranks: tasks run side by side, each on a free rank; and joblib's backend, which makes each batch a task here.
+"""Worker pool over ranks: parallel tasks, each on a free rank, and a joblib backend.
 
-ipyparallel has a backend for joblib, which sends tasks through the controller as pickles that know nothing of the notebook's functions, and
-cannot stop them.
+The backend makes each of joblib's batches a task here. ipyparallel has a backend for joblib too,
+but that sends tasks through the controller as pickles that know nothing of the notebook's
+functions, and cannot stop them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from skymagic.run.interrupt import StopSignal
 
 
 class LockedScreen(NotebookScreen):
-    """One screen for runs on several threads; `finish` is called when all of them are over."""
+    """Screen shared by runs on several threads; call `finish` when all of them are over."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__(ranks)
@@ -52,14 +53,14 @@ class LockedScreen(NotebookScreen):
 
 
 class RankWorkers:
-    """A worker pool: as many threads as ranks; each task takes the next rank that is free.
+    """Worker pool with as many threads as ranks; each task takes the next free rank.
 
     Args:
-        ranks: one task at a time on each.
-        screen: where output goes; the notebook unless said.
+        ranks: the ranks to use, each for one task at a time.
+        screen: shows the output; the notebook by default.
 
     Attributes:
-        failures: what tasks raised, in the order of time.
+        failures: exceptions of tasks, the oldest first.
     """
 
     def __init__(self, pool: Pool, ranks: Sequence[int], screen: Screen | None = None) -> None:
@@ -73,13 +74,14 @@ class RankWorkers:
         self.failures: list[BaseException] = []
 
     def submit(self, task: Task) -> Future[Any]:
-        """The task's value, later."""
-        context = contextvars.copy_context()  # output of the thread belongs to this cell
+        """Queue a task and return the future of its value."""
+        context = contextvars.copy_context()  # the thread's output belongs to this cell
         return self._threads.submit(context.run, self._run, task)
 
     def _run(self, task: Task) -> Any:
         rank, stop = self._free.get(), StopSignal()
-        # before the look at `_stopped`: `stop` sets that first, so that one of the two sees the other
+        # Add it before checking `_stopped`, which `stop` sets first: so at least one of the two
+        # sees the other.
         self._stops.add(stop)
         try:
             if self._stopped:
@@ -94,25 +96,25 @@ class RankWorkers:
             self._free.put(rank)
 
     def stop(self) -> None:
-        """Interrupt what runs, and begin nothing more; the second time kills."""
+        """Interrupt the running tasks and start no more; the second call kills."""
         self._stopped = True
-        for one in list(self._stops):
-            one.send()
+        for signal in list(self._stops):
+            signal.send()
 
     def close(self, *, stop: bool) -> None:
-        """No more tasks; with `stop` those that run are interrupted."""
+        """Accept no more tasks; with `stop`, interrupt the running ones."""
         if stop:
             self.stop()
         self._threads.shutdown(wait=True, cancel_futures=stop)
 
 
 class Results(Iterator[Any]):
-    """Values of tasks that run side by side, each on one rank, as many at a time as there are ranks.
+    """Values of tasks that run in parallel, each on one rank, on all ranks of the pool at most.
 
-    They begin at once. The first that fails stops the others, and its error is raised by the next ``next``.
+    They start at once. The first failure stops the others, and the next ``next`` raises it.
 
     Args:
-        ordered: values come in the order of the tasks, else in that in which the tasks end.
+        ordered: yield values in the order of the tasks; otherwise in the order of their ends.
     """
 
     def __init__(self, tasks: Sequence[Task], pool: Pool, *, ordered: bool = True) -> None:
@@ -144,20 +146,19 @@ class Results(Iterator[Any]):
         return future.result()
 
     def _wait(self) -> Future[Any] | None:
-        """The next task that has finished; None where one has failed."""
+        """Wait for the next finished task; return None if a task has failed."""
         while True:
             candidates = self._pending[:1] if self._ordered else self._pending
             done = next((future for future in candidates if future.done()), None)
-            if (
-                self._workers.failures
-            ):  # looked at after the futures: a task fails before its future does
+            # check after the futures: a failure is recorded before its future is done
+            if self._workers.failures:
                 return None
             if done is not None:
                 return done
             wait([future for future in self._pending if not future.done()], None, FIRST_COMPLETED)
 
     def _fail(self) -> NoReturn:
-        """Stop what runs, and raise what failed first."""
+        """Stop the running tasks and raise the first failure."""
         self.close()
         causes = [
             problem for problem in self._workers.failures if not isinstance(problem, RunInterrupted)
@@ -167,7 +168,10 @@ class Results(Iterator[Any]):
         raise RunInterrupted("interrupted")
 
     def close(self) -> None:
-        """Stop what runs, begin nothing more, and wait for the ranks; a second interrupt kills. Twice is safe."""
+        """Stop the running tasks, start no more, and wait for the ranks.
+
+        A second interrupt kills. Safe to call twice.
+        """
         while any(not future.done() for future in self._pending):
             self._workers.stop()
             try:
@@ -187,23 +191,27 @@ class Results(Iterator[Any]):
 
 
 def side_by_side(tasks: Sequence[Task], pool: Pool) -> list[Any]:
-    """Each task on one rank, as many at a time as there are ranks; the values in the order of the tasks. Raises RunError."""
+    """Run tasks in parallel, each on one rank, and return the values in task order.
+
+    Raises RunError.
+    """
     return list(Results(tasks, pool))
 
 
 NAME = "skymagic"
 _open: list[Pool] = []
-"""Pools whose plugin is active; the one that came last has the tasks."""
+"""Pools whose plugin is active; the last one executes the tasks."""
 _lock = threading.Lock()
 _unregister = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def on_ranks(pool: Pool) -> Iterator[None]:
-    """Inside, joblib's tasks run on this pool's ranks, unless code names another backend or one job.
+    """Run joblib's tasks on this pool's ranks inside the block.
 
-    Pools may be opened and closed in any order: the one that was opened last has the tasks. After the last one joblib is
-    as it was.
+    Code that names another backend or a single job is not affected. Pools may be opened and closed
+    in any order; the one opened last executes the tasks. After the last one is closed, joblib is as
+    it was before.
     """
     with _lock:
         if not _open:
@@ -232,14 +240,14 @@ def _register() -> None:
 
 @functools.cache
 def backend_class() -> Any:
-    """The backend for joblib's register."""
+    """Return the class of the joblib backend."""
     from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, LokyBackend
     from joblib.parallel import ParallelBackendBase
 
     class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-        """Sends batches to the ranks of the pool that was opened last; to local processes when it is gone.
+        """Sends batches to the ranks of the pool opened last, or to local processes without a pool.
 
-        Tasks that use joblib themselves do so with threads of their rank, as joblib arranges it.
+        Tasks that use joblib themselves run on threads of their rank, as joblib arranges it.
         """
 
         supports_retrieve_callback = True
@@ -263,7 +271,7 @@ def backend_class() -> Any:
             width = self.effective_n_jobs(n_jobs)
             pool = _open[-1]
             self.workers = RankWorkers(pool, pool.scheduler.least_loaded(pool.world_size, width))
-            # where it is told 1, joblib runs the tasks in the notebook
+            # with a width of 1, joblib would run the tasks in the notebook
             return 1 if n_jobs == 1 else max(width, 2)
 
         def submit(self, func: Any, callback: Any = None) -> Future[Any]:
