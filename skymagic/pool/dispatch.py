@@ -29,14 +29,16 @@ from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
 WAKE_INTERVAL = 0.5
-"""Seconds between wake-ups of a wait: Python may sleep through an interrupt that arrives just
-before it starts to wait.
+"""Seconds between wake-ups of a wait.
+
+Python may sleep through an interrupt that arrives just before it starts to wait.
 """
 OUTCOME_TIMEOUT = 10.0
 """Seconds for a rank whose output has ended to report its outcome."""
 LOOK_INTERVAL = 5.0
-"""Seconds between polls of all ranks. After the first interval, an order from a killed notebook can
-no longer be on its way to a rank.
+"""Seconds between polls of all ranks.
+
+After the first interval, an order from a killed notebook can no longer be on its way to a rank.
 """
 _UNREGISTERED = "it did not register with the controller: %sky_restart starts it again"
 _NOT_SENT = (
@@ -90,8 +92,9 @@ class Scheduler:
         return reservation
 
     def acquire(self, reservation: RankReservation) -> None:
-        """Wait until no earlier reservation needs one of these ranks. An interrupt cancels the
-        reservation.
+        """Wait until no earlier reservation needs one of these ranks.
+
+        An interrupt cancels the reservation.
         """
         notified = False
         try:
@@ -130,8 +133,9 @@ class Scheduler:
         return [reservation.run for reservation in reservations if reservation.run is not None]
 
     def least_loaded(self, world_size: int, count: int = 1) -> list[int]:
-        """Return the `count` ranks with the fewest reservations, held or queued; break ties
-        round-robin.
+        """Return the `count` ranks with the fewest reservations, held or queued.
+
+        Ties are broken round-robin.
         """
         with self._changed:
             reservations = [*self._held, *self._queue]
@@ -262,8 +266,9 @@ class Dispatch:
         )
 
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
-        """Continue a run that another notebook started, from where its display stopped; wait for
-        its ranks.
+        """Continue a run that another notebook started, from where its display stopped.
+
+        Waits for the run's ranks.
         """
         shown = self._status.shown.read(submission.number)
         submission.repeated = Repeated({rank: seq for rank, (_, seq) in shown.items()})
@@ -310,7 +315,7 @@ class Dispatch:
         return report
 
     def _left(self) -> bool:
-        """Return True if this kernel is shutting down and leaves the pool to the next one
+        """Return True if this kernel shuts down and leaves the pool to the next one
         (`Pool.stays`).
         """
         stays = self._status.plan.request.detached or live.restarting()
@@ -374,11 +379,10 @@ class Dispatch:
             self._status.ended = reason
 
     def close(self, reason: str) -> None:
-        """End all submissions with a PoolError and refuse new ones, because the pool ends here or
-        elsewhere.
+        """End all submissions with a PoolError and refuse new ones, because the pool ends.
 
-        Without this, runs would wait for outcomes that never arrive. The first reason counts; safe
-        to call twice.
+        The end may be here or elsewhere. Without this, runs would wait for outcomes that never
+        arrive. The first reason counts; safe to call twice.
         """
         with self._lock:
             if self._status.ended is not None:
@@ -388,8 +392,9 @@ class Dispatch:
                 current.put("closed", -1)
 
     def note(self, text: str) -> bool:
-        """Show a line in all runs. Return False without a run in progress; other orders show
-        nothing.
+        """Show a line in all runs. Return False without a run in progress.
+
+        Orders that are not runs show nothing.
         """
         with self._lock:
             runs = [current for current in self._under_way if current.number]

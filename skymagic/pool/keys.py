@@ -87,8 +87,9 @@ class Heading:
 
     @property
     def minor(self) -> list[str]:
-        """Major and minor version, such as 3 and 11 of 3.11.2; another minor version cannot
-        unpickle our code and classes.
+        """Major and minor version, such as 3 and 11 of 3.11.2.
+
+        Another minor version cannot unpickle our code and classes.
         """
         return self.python.split(".")[:2]
 
@@ -106,8 +107,9 @@ def path(job_id: str) -> Path:
 
 
 def write(key: PoolKey) -> None:
-    """Write a pool's key. If the home folder is not writable, no key is written and no notebook can
-    attach.
+    """Write a pool's key.
+
+    If the home folder is not writable, no key is written and no notebook can attach.
     """
     keep(path(key.job_id), key)
 
@@ -136,8 +138,9 @@ def read(job_id: str) -> PoolKey:
 
 
 def attachable(job_id: str) -> PoolKey:
-    """Read the key of a pool whose ranks run this notebook's Python: values and functions are
-    pickled between them.
+    """Read the key of a pool whose ranks run this notebook's Python.
+
+    Values and functions are pickled between them.
 
     Raises:
         PoolError: as for `read`, or the ranks run another Python, which the message names.
@@ -211,8 +214,9 @@ class DisplayRecord:
         self._lock = threading.Lock()
 
     def read(self, run: int) -> dict[int, tuple[int, int]]:
-        """Return rank → (settled, begun) of this run as the previous notebook left it, and continue
-        from there.
+        """Return rank → (settled, begun) of this run, and continue from there.
+
+        The values are those of the previous notebook.
         """
         self._marks = self._lines()
         return {
@@ -250,8 +254,9 @@ class DisplayRecord:
                     file.write(text)
 
     def deliver(self, run: int, ranks: Iterable[int]) -> None:
-        """Record that the user has the values or the error of this run; output still on its way to
-        the screen no longer matters.
+        """Record that the user has the values or the error of this run.
+
+        Output that is still on its way to the screen no longer matters.
         """
         for rank in ranks:
             self._write(rank, run, DELIVERED)

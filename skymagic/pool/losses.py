@@ -31,8 +31,9 @@ from skymagic.wire.session.frames import REPLACED
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
-"""Seconds that closing the pool waits for a launch in progress; the tags identify the machines it
-makes.
+"""Seconds that closing the pool waits for a launch in progress.
+
+Machines that it still makes are identified by their tags.
 """
 POLL_SECONDS = 0.2
 """Seconds between checks of a waiting cell for whether it was stopped."""
@@ -107,8 +108,9 @@ class Replacement:
             thread.join(CLOSE_SECONDS)
 
     def _ranks(self) -> list[int]:
-        """List the ranks that wait for a machine: all ranks if the head, which runs the controller,
-        is lost.
+        """List the ranks that wait for a machine.
+
+        These are all ranks if the head, which runs the controller, is lost.
         """
         with self._lock:
             lost = sorted(self.lost)

@@ -233,7 +233,7 @@ def ready(name: str | None, tell: Tell) -> Pool:
 
     Raises:
         PoolError: the pool does not exist, or it has ended by itself and is not lazy.
-        RequestError: the user declined the price, or nobody could answer.
+        RequestError: the user declined the price, or there was no user to ask.
     """
     pool = registry.pool_named(name, ended=True)
     if pool.taken_over:
@@ -437,8 +437,9 @@ def attach(
     *,
     take_over: bool = False,
 ) -> tuple[Pool, list[UnfinishedRun]]:
-    """Attach to a pool that another notebook of this user has started from here, and replace that
-    one.
+    """Attach to a pool that another notebook of this user has started from here.
+
+    This notebook takes over from that one.
 
     Args:
         name: name of the pool, or its job ID.

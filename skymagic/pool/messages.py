@@ -318,9 +318,7 @@ def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
 
 
 def time_left(ends: float | None) -> str:
-    """Return the time until the machines are taken back: "1h30m left"; "" if they are not taken
-    back.
-    """
+    """Return the time until the machines are taken back: "1h30m left"; "" if they never are."""
     if ends is None:
         return ""
     minutes = (ends - time.time()) // 60
@@ -360,9 +358,7 @@ def node_views(
 
 
 def _without_ranks(pool: SharedStatus, steps: Mapping[str, StartStep]) -> Iterator[NodeView]:
-    """Iterate over machines in preparation: the plan's machines, or the rented ones that are
-    allocated.
-    """
+    """Iterate over machines in preparation: the plan's machines, or the rented ones so far."""
     hosts = [name for name in steps if name != UNNAMED]
     for host in dict.fromkeys(hosts if pool.plan.region and hosts else [*pool.plan.hosts, *hosts]):
         step = steps.get(host) or steps.get(UNNAMED)

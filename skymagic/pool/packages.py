@@ -52,9 +52,7 @@ class Packages:
     _settled: set[str] = field(default_factory=set)
     """Dotted names of modules that the nodes have, or that cannot be provided."""
     _unknown: dict[str, tuple[object, ...]] = field(default_factory=dict)
-    """Names that no local distribution provides → stamp of this environment when they were looked
-    up.
-    """
+    """Names that no local distribution provides → stamp of this environment at that time."""
     _nodes: dict[int, Environment] = field(default_factory=dict)
     """Index of a machine → packages installed there."""
     _own: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -71,9 +69,7 @@ class Packages:
     # -- before a run -----------------------------------------------------------------------------
 
     def unsettled(self, names: frozenset[str]) -> frozenset[str]:
-        """Filter the names of modules that the nodes may lack; takes microseconds if there are
-        none.
-        """
+        """Filter the names of modules that the nodes may lack; takes microseconds for none."""
         if self._sources and self._status.defaults.packages != "off":
             self._settled -= self._changed(names)
         if (
@@ -322,8 +318,9 @@ class Packages:
             return self._replaced(before)
 
     def listed(self) -> dict[str, Environment]:
-        """Return the packages installed on each node, by name of the node; nodes that do not answer
-        are omitted.
+        """Return the packages installed on each node, by name of the node.
+
+        Nodes that do not answer are omitted.
 
         Raises:
             PackagesError: the pool runs in the notebook's own environment.
@@ -354,9 +351,7 @@ class Packages:
         uploads: list[str] = []
 
         def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
-            """Upload a file to all nodes, unless another thread has uploaded one with this
-            content.
-            """
+            """Upload a file to all nodes, unless another thread has uploaded the same content."""
 
             def progress(sent: int) -> None:
                 if stopped():
@@ -399,8 +394,10 @@ class Packages:
         return [str(problem) for problem in problems]
 
     def _rescan(self) -> set[str]:
-        """Let all ranks find the installed packages; return the modules that any rank had imported
-        before.
+        """Let all ranks find the installed packages.
+
+        Returns:
+            The modules that any rank had imported before.
         """
         agents = self._resources.agents
         ready = [rank for rank, state in agents.ranks.items() if state.ready]
@@ -439,17 +436,16 @@ def _mapped(path: Path) -> memoryview:
 
 
 def requirement(needed: Distribution) -> str:
-    """Return the requirement for the notebook's version of a distribution, regardless of
-    the build.
-    """
+    """Return the requirement for the notebook's version of a distribution, for any build."""
     return f"{needed.name}=={needed.version.partition('+')[0]}"
 
 
 def addition(
     needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()
 ) -> Addition:
-    """Build what a node gets for a run. Installed packages stay unchanged, because ranks may have
-    imported them.
+    """Build what a node gets for a run.
+
+    Installed packages stay unchanged, because ranks may have imported them.
 
     Args:
         wheels: wheels of the notebook's own distributions, including installed ones that have
@@ -523,9 +519,7 @@ def unanswered(nodes: Sequence[str]) -> str:
 
 
 def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
-    """Explain that the user must install missing packages, with the setting `packages = "ask"`;
-    pure.
-    """
+    """Explain that the user must install missing packages (`packages = "ask"`); pure."""
     return (
         f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} "
         f"{'lack' if len(nodes) > 1 else 'lacks'}; "

@@ -1,5 +1,5 @@
-"""The public class `Pool`: ranks that are ready for cells, from acquiring the machines to releasing
-them.
+"""The public class `Pool`: ranks that are ready for cells, from the machines' start to their
+release.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ def run_steps(done: str, steps: Sequence[Step]) -> None:
 
 
 def pool_key(pool: Pool) -> PoolKey | None:
-    """Return what another notebook needs to attach to a pool, or None if its agents end with this
-    notebook.
+    """Return what another notebook needs to attach to a pool.
+
+    Returns:
+        None if the pool's agents end with this notebook.
     """
     nodes = pool.agents.nodes
     if not all(node.access for node in nodes):
@@ -85,8 +87,9 @@ def pool_key(pool: Pool) -> PoolKey | None:
 
 
 def keep_key(pool: Pool) -> None:
-    """Write the key of a pool that outlives this notebook, so that other notebooks of this user can
-    attach.
+    """Write the key of a pool that outlives this notebook.
+
+    Other notebooks of this user can then attach.
     """
     if (key := pool_key(pool)) is not None:
         keys.write(key)
@@ -176,8 +179,9 @@ class Pool(SharedStatus):
 
     @property
     def shipper(self) -> Shipper:
-        """The shipper, which knows which values the ranks hold. Raises PoolStateError if the pool
-        was not started.
+        """The shipper, which knows which values the ranks hold.
+
+        Raises PoolStateError if the pool was not started.
         """
         return self.resources.shipper
 
@@ -297,16 +301,15 @@ class Pool(SharedStatus):
         )
 
     def keep_in_use(self) -> None:
-        """Keep the pool from counting as idle between the cells of a notebook job, until
-        `leave`.
-        """
+        """Keep the pool from counting as idle between a notebook job's cells, until `leave`."""
         self.lifetime.begin("notebook")
         self._in_use.callback(lambda: self.lifetime.end("notebook", now()))
         self._in_use.enter_context(self.agents.busy(()))
 
     def leave(self) -> None:
-        """Close all connections and leave the pool running, for another notebook to attach to; safe
-        to call twice.
+        """Close all connections and leave the pool running; safe to call twice.
+
+        Another notebook can attach to it.
 
         Raises:
             PoolError: not everything was closed; names what was not.
@@ -330,8 +333,9 @@ class Pool(SharedStatus):
             self.move(PoolEvent.STOPPED)
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
-        """Restart ranks (by default all of them); their variables are gone. Legal in every state
-        but the end.
+        """Restart ranks (by default all of them); their variables are gone.
+
+        Legal in every state but the end.
 
         Raises:
             RequestError: a rank does not exist.
@@ -341,21 +345,21 @@ class Pool(SharedStatus):
 
     @property
     def metrics(self) -> Any:
-        """Numbers reported with ``sky.report``, also by runs in progress: a DataFrame with the
-        index (step, rank).
+        """Numbers reported with ``sky.report``, by step and rank, also by runs in progress.
 
-        Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. If the
-        steps start again, in another epoch or another cell, the step count continues.
-        ``pool.metrics.loss.unstack().plot()``. Without pandas: a list of dicts whose columns are
-        read in the same way (``pool.metrics.loss.mean()``).
+        A DataFrame with the index (step, rank). Columns are ``cell``, ``seconds`` since the cell
+        began on that rank, and the numbers. If the steps start again, in another epoch or another
+        cell, the step count continues. ``pool.metrics.loss.unstack().plot()``. Without pandas: a
+        list of dicts whose columns are read in the same way (``pool.metrics.loss.mean()``).
         """
         return table(self.runs.reported)
 
     # -- nodes and status -------------------------------------------------------------------------
 
     def files(self) -> Files:
-        """Return what copies files between the notebook and the pool's machines; this machine
-        counts once.
+        """Return what copies files between the notebook and the pool's machines.
+
+        All nodes on this machine count as one.
         """
         from skymagic.files.copy import Files
 
@@ -366,8 +370,9 @@ class Pool(SharedStatus):
         )
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
-        """Return the indexes of these nodes' machines as `files` counts them. Raises RequestError
-        for nodes that do not exist.
+        """Return the indexes of these nodes' machines as `files` counts them.
+
+        Raises RequestError for nodes that do not exist.
         """
         nodes = chosen.ranks(self.plan.topology.nodes, "node")
         last = len(self.agents.nodes) - 1
@@ -389,8 +394,7 @@ class Pool(SharedStatus):
         return self.picture({}, titled=not (is_announced and self.state is State.READY))
 
     def picture(self, use: Mapping[int, RankUse] | None = None, *, titled: bool = True) -> str:
-        """Return the pool panel as HTML: nodes, ranks, their states, and each rank's resource
-        usage.
+        """Return the pool panel as HTML: nodes, ranks, their states, and their resource usage.
 
         Args:
             use: resource usage by rank; measured now unless given.

@@ -1,7 +1,6 @@
-"""Records of the pools that this user has started from here, and the last log lines of pools that
-have ended.
+"""Records of the pools that this user has started from here, and logs of ended pools.
 
-A record is a file that exists until the pool is known to have ended. The last lines are those of
+A record is a file that exists until the pool is known to have ended. A log holds the last lines of
 rank 0.
 
 Records are hints, not state: the machines know what is running. Losing a record costs nothing but
@@ -202,17 +201,15 @@ def remove(job_id: str) -> None:
 
 
 def own(job_id: str) -> bool:
-    """Return True if a pool still belongs to this process: another notebook may have taken
-    it over.
-    """
+    """Return True if a pool still belongs to this process and was not taken over."""
     return any(record.job_id == job_id and record.process == identity() for record in every())
 
 
 def every() -> list[PoolRecord]:
-    """List the readable records of pools that outlive their notebooks, the oldest first; leave
-    damaged files alone.
+    """List the readable records of pools that outlive their notebooks, the oldest first.
 
-    Records of pools on this machine that were left and have ended since are removed.
+    Damaged files are left alone. Records of pools on this machine that were left and have ended
+    since are removed.
     """
     records = [record for record in _readable() if record.outlives]
     for record in [
@@ -237,7 +234,7 @@ def _readable() -> list[PoolRecord]:
 def left(record: PoolRecord) -> bool:
     """Return True if the notebook that has the pool is known to have ended.
 
-    The state of a notebook on another machine is unknown, so its pool never counts as left.
+    A notebook on another machine counts as alive, unless the record names no process.
     """
     if record.machine != socket.gethostname():
         return not record.process
@@ -267,9 +264,7 @@ def named(name: str) -> PoolRecord:
 
 
 def left_here(name: str | None) -> list[PoolRecord]:
-    """List the pools left on this machine that have this name or job ID; all of them if `name` is
-    None.
-    """
+    """List the pools left on this machine that have this name or job ID; all if it is None."""
     return [
         entry
         for entry in every()

@@ -42,12 +42,14 @@ from skymagic.wire.processes import describe
 from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 60.0
-"""Seconds that live ranks wait for a new group; a rank that hangs is detected sooner
-(`hanging`).
+"""Seconds that live ranks wait for a new group.
+
+A rank that hangs is detected sooner (`hanging`).
 """
 REJOIN_GRACE = 1.0
-"""Seconds for ranks to leave a group after another rank failed; several times that if they are
-slow.
+"""Seconds for ranks to leave a group after another rank failed.
+
+Several times that if they are slow.
 """
 ATTEMPTS = 4
 """Maximum number of attempts to form a group; the last one restarts all ranks."""
@@ -73,9 +75,7 @@ class Recovery:
     """Held briefly while the fields below change."""
     _to_replace: set[int] = field(default_factory=set)
     _to_form: bool = False
-    """True if groups must be formed again; otherwise ranks only resynchronize after a
-    failed cell.
-    """
+    """True if groups must be formed again; otherwise ranks only resynchronize."""
     _queued: bool = False
     _fresh: frozenset[int] | None = None
     """Ranks that the current recovery has restarted; None if no recovery is in progress."""
@@ -119,8 +119,8 @@ class Recovery:
         self._thread.start()
 
     def begin_after(self, report: Report) -> None:
-        """Start a recovery if a run left ranks dead, out of their group or out of step, or failed
-        otherwise.
+        """Start a recovery if a run left ranks dead, out of their group or out of step, or
+        failed.
         """
         dead = [
             number
@@ -137,8 +137,9 @@ class Recovery:
             self.begin(dead, form=is_broken)
 
     def wait(self, timeout: float = TIMEOUT) -> bool:
-        """Wait for the latest recovery. Return False if none was started, or if it exceeds
-        `timeout` seconds.
+        """Wait for the latest recovery.
+
+        Return False if none was started, or if it exceeds `timeout` seconds.
         """
         with self._lock:
             thread = self._thread  # it is started: `begin` holds the lock until then
@@ -160,8 +161,7 @@ class Recovery:
         return problem
 
     def restart(self, ranks: Sequence[int] | None) -> None:
-        """Restart ranks (by default all of them), and the ranks of machines that can be reached
-        again.
+        """Restart ranks (by default all of them), and those of machines that can be reached again.
 
         Raises:
             RequestError: a rank does not exist.
@@ -215,7 +215,7 @@ class Recovery:
                 self._queue()
 
     def exchange(self, machines: Mapping[int, Node]) -> None:
-        """Replace lost machines with others: restart their ranks, and form a new group of all
+        """Replace lost machines with others, restart their ranks, and form a new group of all
         ranks.
 
         Raises:
@@ -235,8 +235,9 @@ class Recovery:
             self._infos = {}
 
     def resize(self, plan: Plan) -> str:
-        """Add or release nodes of a pool on this machine, between runs, and form a new group of all
-        ranks.
+        """Add or release nodes of a pool on this machine, and form a new group of all ranks.
+
+        Waits until the current runs are over.
 
         Returns:
             What happened to the ranks' variables, in a line.
@@ -310,8 +311,7 @@ class Recovery:
             self._status.move(PoolEvent.RECOVERED)
 
     def _bring_back(self, dead: Iterable[int]) -> None:
-        """Replace the dead ranks and form a new group with all others; replace those that fail to
-        join, too.
+        """Replace the dead ranks, and ranks that fail to join, and form a new group of all ranks.
 
         Raises PoolError if even restarted ranks alone cannot form a group.
         """
@@ -343,9 +343,7 @@ class Recovery:
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
 
     def _over(self) -> bool:
-        """Return True if no restart wants more ranks replaced; from then on this recovery accepts
-        none.
-        """
+        """Return True if no restart wants more ranks replaced; this recovery then accepts none."""
         with self._lock:
             if not self._to_replace:
                 self._fresh = None

@@ -74,9 +74,7 @@ def adopt(pool: Pool) -> None:
 
 
 def displace(name: str) -> Pool | None:
-    """Remove the pool of this name to make room for another; return it, or None if there is
-    none.
-    """
+    """Remove the pool of this name to make room for another, and return it, or None."""
     return _pools.pop(name, None)
 
 
@@ -92,8 +90,10 @@ def use(pool: Pool) -> None:
 
 
 def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
-    """Return the name and the log ends by rank of an ended pool: the one of this name, or the one
-    that ended last.
+    """Return the name and the log ends by rank of an ended pool.
+
+    Args:
+        name: name of the pool; None for the one that ended last.
 
     Returns:
         None if the name matches a running pool, or if nothing was kept.
@@ -121,8 +121,9 @@ def drop(pool: Pool) -> None:
 
 
 def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
-    """Close each of these pools, even if others fail. Raises PoolError naming what was not
-    released.
+    """Close each of these pools, even if others fail.
+
+    Raises PoolError naming what was not released.
     """
     problems: list[str] = []
     interrupt: BaseException | None = None
@@ -147,7 +148,7 @@ def at_exit() -> None:
     being restarted; other pools are closed.
     """
     # Jupyter sends SIGTERM 2.5 s after its shutdown request. It would end this process before its
-    # nodes have been stopped.
+    # nodes have got the order to end.
     if _pools:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     to_leave = [pool for pool in _pools.values() if pool.stays(live.restarting())]

@@ -1,7 +1,7 @@
-"""Resources of a running pool: machines, agents, engine and store, started in this order and
-released in reverse.
+"""Resources of a running pool: machines, agents, engine and store.
 
-The specification of each agent and each rank is a pure function of the pool's plan.
+They are started in this order and released in reverse. The specification of each agent and each
+rank is a pure function of the pool's plan.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 120.0
 """Timeout in seconds of each step of a start."""
 REGISTRATION_TIMEOUT = 10.0
-"""Seconds without any registration after which ranks that are up count as failing to register with
-the controller.
-"""
+"""Seconds without any registration after which ranks count as failing to register."""
 
 
 def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -211,8 +209,9 @@ class PoolResources:
     def start(
         self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]
     ) -> None:
-        """Acquire the machines and start all ranks. After a failure, `close` releases what was
-        started.
+        """Acquire the machines and start all ranks.
+
+        After a failure, `close` releases what was started.
         """
         status = self._status
         nodes = self._provider.acquire(self._survey, status.job_id, say)
@@ -239,8 +238,9 @@ class PoolResources:
     def attach(
         self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int
     ) -> list[int]:
-        """Connect to what another notebook has started. After a failure, `leave` closes the
-        connections.
+        """Connect to what another notebook has started.
+
+        After a failure, `leave` closes the connections.
 
         Returns:
             The ranks that have died in the meantime.
@@ -381,8 +381,12 @@ def _remove_folders(agent: wire.AgentStarted | None) -> None:
 
 
 def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any]) -> Shipper:
-    """Create the shipper that sends the notebook's values to ranks of agents that have
-    registered.
+    """Create the shipper that sends the notebook's values to ranks.
+
+    Args:
+        agents: agents that have completed their handshake.
+        status: status of the pool.
+        namespace: the notebook's variables.
     """
     from skymagic.data.shipping.shipper import Shipper
 
@@ -391,8 +395,10 @@ def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any])
 
 
 def data_plane(resources: PoolResources) -> DataPlane | None:
-    """Return what carries files to several nodes at once, or None for one node or for nodes on this
-    machine.
+    """Return what carries files to several nodes at once.
+
+    Returns:
+        None for a single node, or for nodes on this machine.
     """
     from skymagic.files.upload import DataPlane
 
@@ -408,11 +414,10 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
 def open_store(
     agents: Agents, remote: bool, tell: Callable[[str], None]
 ) -> NodeStore | RemoteStore:
-    """Open the store for a pool's values: shared memory on this machine, or a value server on each
-    node.
+    """Open the store for a pool's values: this machine's memory, or a value server on each node.
 
     Args:
-        agents: agents that have registered.
+        agents: agents that have completed their handshake.
         remote: True if the nodes are other machines.
         tell: shows a message to the user.
     """

@@ -1,5 +1,4 @@
-"""Runs on a pool: reserve the ranks, ship what the cell needs, execute it, and recover from
-failures.
+"""Runs on a pool: reserve the ranks, ship what the cell needs, execute it, recover from failures.
 
 Other orders to ranks, such as a debugger's commands and copies of names, take the same path. A
 notebook that takes over a pool also gets the runs that the previous notebook left.
@@ -70,7 +69,7 @@ class PoolRuns:
     """Metrics of the runs, the oldest run first."""
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
-        """Wait for the ranks, ship what the run needs, execute it, and start to recover from
+        """Wait for the ranks, ship what the run needs, execute it, and begin to recover from
         failures.
 
         Raises:
@@ -117,9 +116,7 @@ class PoolRuns:
     def follow(
         self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
-        """Show what a run that another notebook started has not shown there, and wait for its
-        ranks.
-        """
+        """Show what another notebook has not shown of its run, and wait for the run's ranks."""
         with self._ends_with_pool(), self._reservation(spec, stop, screen), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
@@ -190,8 +187,9 @@ class PoolRuns:
         self._check_present(ranks)
 
     def order(self, ranks: Sequence[int], order: Order, screen: Screen | None = None) -> Report:
-        """Send ranks an order that is not a cell. The caller has reserved the ranks and counts the
-        order.
+        """Send ranks an order that is not a cell.
+
+        The caller has reserved the ranks and counts the order.
 
         Args:
             screen: shows the output; nothing is shown by default.
@@ -228,9 +226,7 @@ class PoolRuns:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a run for the duration of the block; the pool is in the state "running" while there
-        is one.
-        """
+        """Count a run for the duration of the block; the pool is "running" while there is any."""
         with self._lock:
             if self._status.state is not State.RUNNING:
                 self._status.move(PoolEvent.RUN)
@@ -249,8 +245,9 @@ class PoolRuns:
     def _prepare(
         self, spec: RunSpec, screen: Screen, stop: StopSignal, *, dry_run: bool = False
     ) -> Manifest:
-        """Write what the run needs on its ranks into the store, after the nodes got the packages it
-        needs.
+        """Write what the run needs on its ranks into the store.
+
+        Before that, the nodes get the packages that the run needs.
         """
         while True:
             try:
@@ -325,8 +322,9 @@ class PoolRuns:
         return report
 
     def _metrics(self, spec: RunSpec) -> Metrics:
-        """Create the metrics of a run and add them to the pool's; drop the oldest if there are too
-        many numbers.
+        """Create the metrics of a run and add them to the pool's.
+
+        The oldest metrics are dropped if there are too many numbers.
         """
         metrics = Metrics(spec.execution_count)
         with self._lock:
@@ -335,8 +333,9 @@ class PoolRuns:
 
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
-    """Show the other cells that a run waits for. Raises PoolStateError for a run that must not
-    wait.
+    """Show the other cells that a run waits for.
+
+    Raises PoolStateError for a run that must not wait.
     """
     runs_before = {
         other.execution_count: other
@@ -487,11 +486,11 @@ def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun
 
 
 def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection[int]) -> list[str]:
-    """Return a line for each of the ranks' last runs that was interrupted and whose end was shown:
-    cell, time and place.
+    """Return a line for each of the ranks' last runs that was interrupted, with cell, time and
+    place.
 
-    A front end may interrupt a cell before it restarts the kernel. Without this line, the next
-    notebook would only notice that the cell's variables are missing.
+    Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
+    Without this line, the next notebook would only notice that the cell's variables are missing.
 
     Args:
         kept: as in `unfinished_runs`.

@@ -1,5 +1,4 @@
-"""Ranks that are slow to start: report what delays them before the user gives up, and let a restart
-get past it.
+"""Slow starts of ranks: report what delays them before the user gives up; restarts get past it.
 
 A rank starts in three steps: the node's agent asks its forkserver for a process, that process
 registers with the controller, and then the plugins prepare it. Each step depends on another
@@ -26,8 +25,7 @@ ANSWER_TIMEOUT = 1.0
 
 
 def reason(resources: PoolResources) -> str:
-    """Return what delays the starting ranks, in a sentence with its remedy, or "" if nothing does
-    for long.
+    """Return what delays the starting ranks, in a sentence with its remedy; "" for no long delay.
 
     Takes up to `ANSWER_TIMEOUT` seconds for each process that does not answer.
     """
@@ -45,8 +43,7 @@ def reason(resources: PoolResources) -> str:
 
 
 def give_up(resources: PoolResources, ranks: Collection[int]) -> bool:
-    """Give up the nodes with ranks that are slow to start, and the head if the controller does not
-    answer.
+    """Give up nodes with ranks that are slow to start, and the head if the controller is silent.
 
     Args:
         ranks: the ranks to restart. A node with other ranks is kept, and so is an unreachable node,

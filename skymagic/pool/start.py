@@ -1,7 +1,7 @@
-"""Decide what a request for a pool becomes, as a value that prints, compares and is carried out by
-`pool.making`; pure.
+"""Decide what a request for a pool becomes: a value that prints, compares, and runs in
+`pool.making`.
 
-::
+Pure::
 
     a running pool of this notebook fits ──────────▶ Reuse    or differs in its nodes ──▶ Resize
     a pool that another notebook left fits ────────▶ Attach
@@ -68,8 +68,9 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Resize:
-    """A pool of this notebook fits except for its number of nodes; `wanted` is its request with the
-    new number.
+    """A pool of this notebook fits except for its number of nodes.
+
+    `wanted` is the pool's own request with the new number.
     """
 
     pool: OwnPool
@@ -165,12 +166,14 @@ def start_plan(
 
 
 def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
-    """Decide what to do if a provider refuses to attach a pool; None if nothing can be done and the
-    refusal is an error.
+    """Decide what to do if a provider refuses to attach a pool.
 
     Args:
         kind: `CloudError.kind`; "" for another error.
         start: as in `start_plan`.
+
+    Returns:
+        None if nothing can be done, and the refusal is an error.
     """
     if kind == "missing" and step.request.given():
         return _new(step.request, step.request.name or DEFAULT_NAME, start)
@@ -197,9 +200,7 @@ def step_text(step: StartPlan, plan: Plan) -> str:
 
 
 def running_pool(request: PoolRequest, own: Sequence[OwnPool]) -> OwnPool | None:
-    """Return the running pool that fits a request, or else the one of its name, which may
-    not fit.
-    """
+    """Return the running pool that fits a request, else the one of its name, which may not fit."""
     running = [pool for pool in own if not pool.declared]
     same_name = next(
         (pool for pool in running if pool.name == (request.name or DEFAULT_NAME)), None
@@ -223,8 +224,9 @@ def _new(request: PoolRequest, name: str, start: bool) -> Declare | Make:
 
 
 def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
-    """Drop the number and the names of the nodes from a request; --ranks is a number of nodes and
-    of processes.
+    """Drop the number and the names of the nodes from a request.
+
+    --ranks is a number of both nodes and processes.
     """
     is_ranks = not plan.remote and request.nodes is not None
     size = {"nodes", "hosts", *({"procs_per_node"} if is_ranks else ())}
@@ -292,9 +294,7 @@ def _name_in_the_way(
 
 
 def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | Refuse | None:
-    """Decide what a rented pool is to a request: attach to it, refuse because of it, or
-    ignore it.
-    """
+    """Decide what a rented pool is to a request: a match, an obstacle, or nothing."""
     record, has_name = one.record, one.record.name == name
     if not one.left:
         return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None

@@ -1,5 +1,4 @@
-"""Life cycle of a pool: its states, the table of transitions, and the status that all its parts
-share.
+"""Life cycle of a pool: its states, the table of transitions, and the status shared by its parts.
 
 A transition that is not in the table is refused; the refusal lists what is allowed.
 """
@@ -147,8 +146,9 @@ class SharedStatus:
         self.name = name
         self.plan = plan  # replaced when the pool is resized
         self.defaults = defaults
-        """Limits of its runs. The magics set them before each cell, so that %config takes effect at
-        once.
+        """Limits of its runs.
+
+        The magics set them before each cell, so that %config takes effect at once.
         """
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
         self.shown = DisplayRecord(self.job_id if plan.outlives else None)
@@ -161,22 +161,25 @@ class SharedStatus:
             )  # refuse a plugin that cannot be sent before anything starts
         self.state = State.NEW
         self.ended: str | None = None
-        """Reason why the pool has ended by itself. Such a pool stays registered until it is stopped
-        or recreated.
+        """Reason why the pool has ended by itself.
+
+        Such a pool stays registered until it is stopped or recreated.
         """
         self.remedy = "recreate it with %sky_pool"
         """Remedy after the pool has ended by itself, or another notebook has taken it."""
         self.taken_over = False
-        """True if another notebook has the pool now: it keeps running, and nothing of it belongs to
-        this notebook.
+        """True if another notebook has the pool now.
+
+        The pool keeps running, and nothing of it belongs to this notebook.
         """
         self.closed: str | None = None
         """Error message for runs that were in progress when the pool was ended; None until then."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """Time limits, which the agents track too; needed here while the agents are unreachable."""
         self.last_lines: dict[int, str] = {}
-        """End of each rank's log; empty before the end of the pool, and for nodes that could not
-        report it.
+        """End of each rank's log.
+
+        Empty before the end of the pool, and for nodes that could not report it.
         """
         self.unreached: tuple[str, ...] = ()  # machines that did not get the order to end
         self._notes: list[str] = []
@@ -192,8 +195,9 @@ class SharedStatus:
         return [plugin.name for plugin in self.plugins if plugin.rejoin is None]
 
     def move(self, event: PoolEvent) -> None:
-        """Move the pool to the state after an event. Raises PoolStateError if the event is not
-        allowed.
+        """Move the pool to the state after an event.
+
+        Raises PoolStateError if the event is not allowed.
         """
         self.state = state_after(self.state, event, self.name)
 

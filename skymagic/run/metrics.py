@@ -54,9 +54,7 @@ Reports are up to a second apart.
 """
 LAG_STEPS = 2
 USAGE_SAMPLES = 60
-"""Number of per-second samples kept for each rank; whole-run figures are cumulative in each
-sample.
-"""
+"""Number of per-second samples kept for each rank; whole-run figures are cumulative."""
 
 
 @dataclass(frozen=True)
@@ -476,8 +474,9 @@ def _column_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def table(runs: Sequence[Metrics]) -> Any:
-    """Return the reported numbers as a DataFrame with the index (step, rank), or a `Table` without
-    pandas.
+    """Return the reported numbers as a DataFrame with the index (step, rank).
+
+    Without pandas, the result is a `Table` with the same columns.
     """
     rows = records(runs)
     if find_spec("pandas") is None:
@@ -489,8 +488,7 @@ def table(runs: Sequence[Metrics]) -> Any:
 
 
 def kept(runs: Sequence[Metrics], doubles: int) -> Iterator[Metrics]:
-    """Iterate over the newest metrics that hold at most `doubles` doubles together, the oldest
-    first.
+    """Iterate over the newest metrics with at most `doubles` doubles together, the oldest first.
 
     The newest metrics are always included.
     """

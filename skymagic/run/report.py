@@ -1,6 +1,4 @@
-"""Values of one run: its request to the ranks, its limits, the state of each rank, its progress
-line.
-"""
+"""Values of one run: its request to the ranks, its limits, the state of each rank, its line."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ class RunSpec:
     source: str
     """Source that the ranks execute."""
     source_without_magics: str
-    """Source as plain Python, without IPython's syntax; shows which names it needs from the
-    notebook.
+    """Source as plain Python, without IPython's syntax.
+
+    It shows which names the run needs from the notebook.
     """
     ranks: tuple[int, ...]
     visible_ranks: tuple[int, ...]
@@ -62,12 +61,11 @@ class RunSpec:
     beside: bool = False
     """The run is in the background: the notebook does not wait, and the user has a handle."""
     taken: Callable[[], object] = field(default=lambda: None, compare=False)
-    """Called once the store has everything that the run needs, or while the run waits for other
-    runs.
-    """
+    """Called once the store has everything that the run needs, or while it waits for other runs."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values for this run only, by name, such as a call's arguments; the ranks forget them
-    afterwards.
+    """Values for this run only, by name, such as a call's arguments.
+
+    The ranks forget them afterwards.
     """
 
 
@@ -86,8 +84,9 @@ class Limits:
     Counts for interrupts that follow another rank's failure.
     """
     silent_may_leave: bool = False
-    """Treat a rank whose control thread does not answer as leaving its cell: it may only be
-    slow.
+    """Treat a rank whose control thread does not answer as leaving its cell.
+
+    On a busy machine it may only be slow.
     """
     view_after: float = math.inf
     """Seconds until a progress line is shown; infinite for never."""
@@ -161,9 +160,7 @@ class Report:
     left: bool = False
     """This process ends, and the ranks continue the run for the notebook that attaches next."""
     closed: bool = False
-    """This notebook has ended the pool: nothing more arrives, whether or not the ranks were
-    done.
-    """
+    """This notebook has ended the pool: nothing more arrives, even from unfinished ranks."""
     stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Stacks of the ranks that were still running at the timeout or when the user stopped them."""
     freed: bool = False
@@ -198,10 +195,10 @@ class Report:
 
     @property
     def out_of_step(self) -> bool:
-        """True if ranks have begun different numbers of collectives on a group: the next would not
-        match.
+        """True if ranks have begun different numbers of collectives on a group.
 
-        Only checked if the run failed or was interrupted, which a cell may have caught.
+        The next collective would not match. Only checked if the run failed or was interrupted,
+        which a cell may have caught.
         """
         # a cell may have caught the interrupt, so a good run counts too if it was interrupted
         if self.good and not any(
@@ -221,8 +218,7 @@ def state_of(
     always_last: Sequence[int] = (),
     in_vain: str = "",
 ) -> RunState:
-    """Compute the current state of a run; the caller knows when it was requested and sets
-    `seconds`.
+    """Compute the current state of a run; `seconds` is set by the caller, who knows the start.
 
     Args:
         waiting: ranks that wait for others in a collective.
@@ -316,8 +312,9 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
 
 
 def last_words(ranks: Sequence[int], one: str, several: str) -> str:
-    """Describe ranks that the others wait for in every collective, as a part of a line; "" for
-    none.
+    """Describe ranks that the others wait for in every collective, as a part of a line.
+
+    Return "" for none.
     """
     return (
         f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective"

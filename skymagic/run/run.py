@@ -320,7 +320,7 @@ class RunLoop:
         self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
-        """Kill ranks after the grace period; ranks that are leaving the cell get a little
+        """Kill ranks after the grace period; those that are leaving the cell get a little
         longer.
         """
         open_ranks = self.report.unfinished()

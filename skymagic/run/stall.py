@@ -30,8 +30,9 @@ Stacks = Mapping[int, Mapping[str, Any] | None]
 BUSY_SHARE = 0.01
 """Share of the time between two samples that counts as work if it is spent on the CPU."""
 SAMPLE_COST = 0.02
-"""Seconds of CPU time that a rank may need for a sample on a slow machine or one with many
-processes.
+"""Seconds of CPU time that a rank may need for a sample.
+
+That is on a slow machine, or on one with many processes.
 """
 LAST_SAMPLES = 5
 """Number of consecutive samples after which a rank that all others wait for counts as always last.
@@ -98,8 +99,9 @@ class Standstill:
 
 
 class Stall:
-    """Detector of stalled ranks from samples of their stacks. Pure: the caller passes stacks and
-    time.
+    """Detector of stalled ranks from samples of their stacks.
+
+    Pure: the caller passes stacks and time.
 
     Attributes:
         standing: what to show the user while nothing changes on any rank; None as soon as something
@@ -123,8 +125,9 @@ class Stall:
         self.deserted: dict[str, list[int]] = {}
         """Collective → ranks that stayed in it for the last two samples while others had ended."""
         self.apart: dict[str, list[int]] = {}
-        """Collective → its ranks at the last two samples, if all ranks are in some, but not in the
-        same one.
+        """Collective → its ranks at the last two samples, if all ranks are in collectives.
+
+        Empty if all of them are in the same one.
         """
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
         self.due: float | None = (
@@ -154,7 +157,7 @@ class Stall:
 
     @property
     def always_last(self) -> list[int]:
-        """Ranks that all others waited for at each of the last samples, although collectives
+        """Ranks that all others waited for at each of the last samples while collectives
         progressed.
         """
         if len(self._behind) < LAST_SAMPLES:
@@ -372,8 +375,7 @@ class SignsOfLife:
     def hanging(
         self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]
     ) -> list[int]:
-        """Return the ranks that others wait for, without a sign of life for `HANG_DEADLINE`
-        seconds.
+        """Return ranks that others wait for, without a sign of life for `HANG_DEADLINE` seconds.
 
         Args:
             usage: state and CPU time of each rank's main thread, as its agent reports it; None if
