@@ -91,9 +91,8 @@ def hints(
     if unimported := [
         name for name in missing if name not in names and name in sys.stdlib_module_names
     ]:
-        return [
-            f"did you forget to import {name!r}?" for name in unimported
-        ]  # the wording of Python 3.12 and later
+        # the wording of Python 3.12 and later
+        return [f"did you forget to import {name!r}?" for name in unimported]
     if automagic := [
         name
         for name in missing

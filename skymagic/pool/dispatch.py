@@ -315,8 +315,9 @@ class Dispatch:
         return report
 
     def _left(self) -> bool:
-        """Return True if this kernel shuts down and leaves the pool to the next one
-        (`Pool.stays`).
+        """Return True if this kernel shuts down and leaves the pool to the next one.
+
+        See `Pool.stays`.
         """
         stays = self._status.plan.request.detached or live.restarting()
         return stays and live.shutting_down()

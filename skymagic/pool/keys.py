@@ -239,8 +239,9 @@ class DisplayRecord:
         self._write(rank, run, begun=seq)
 
     def mark(self, run: int, rank: int, seq: int) -> None:
-        """Record that a rank's messages up to this one are on the screen
-        (`display.screen.Settling`).
+        """Record that a rank's messages up to this one are on the screen.
+
+        See `display.screen.Settling`.
         """
         self._write(rank, run, settled=seq)
 

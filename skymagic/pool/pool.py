@@ -1,5 +1,6 @@
-"""The public class `Pool`: ranks that are ready for cells, from the machines' start to their
-release.
+"""The public class `Pool`: ranks that are ready for cells.
+
+It covers a pool's life from acquiring the machines to releasing them, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ class Pool(SharedStatus):
         job_id: str = "",
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
-        self.survey = survey  # says what `close` does with its machines
+        self.survey = survey  # decides what `close` does with the machines
         self.namespace = namespace
-        self.attached = False  # whether another notebook has made it
+        self.attached = False  # True if another notebook has started it
         self.announced_in = ""
         """ID of the request whose cell shows the pool's start."""
         self.started_at = 0.0
@@ -129,9 +130,8 @@ class Pool(SharedStatus):
         self.stopped_runs: tuple[RunSpec, ...] = ()
         """Runs that the end of the pool stopped, including those that waited for their ranks."""
         self._gone = gone
-        self._folder = (
-            "~" if survey.plan.remote else str(Path.cwd())
-        )  # where ranks run, on their node
+        # working folder of the ranks on their node
+        self._folder = "~" if survey.plan.remote else str(Path.cwd())
         self._in_use = contextlib.ExitStack()
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """Names and open contexts of plugins in the notebook."""

@@ -119,9 +119,7 @@ class Recovery:
         self._thread.start()
 
     def begin_after(self, report: Report) -> None:
-        """Start a recovery if a run left ranks dead, out of their group or out of step, or
-        failed.
-        """
+        """Start a recovery if a run failed, or left ranks dead, out of step or without a group."""
         dead = [
             number
             for number, rank in report.ranks.items()
@@ -215,8 +213,7 @@ class Recovery:
                 self._queue()
 
     def exchange(self, machines: Mapping[int, Node]) -> None:
-        """Replace lost machines with others, restart their ranks, and form a new group of all
-        ranks.
+        """Replace lost machines with others, restart their ranks, and form a new process group.
 
         Raises:
             ProvisionError: a machine cannot be reached.

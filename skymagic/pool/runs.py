@@ -69,8 +69,9 @@ class PoolRuns:
     """Metrics of the runs, the oldest run first."""
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
-        """Wait for the ranks, ship what the run needs, execute it, and begin to recover from
-        failures.
+        """Wait for the ranks, ship what the run needs, execute it, and recover from failures.
+
+        Recovery may still be in progress when this returns.
 
         Raises:
             CaptureError: names cannot be shipped; nothing has run.
@@ -449,9 +450,8 @@ class Attaching:
             self._status.note(text)
         self._runs.numbers = itertools.count(1 + max(map(_number, kept.values()), default=0))
         self._recovery.generation = max((item["generation"] for item in kept.values()), default=0)
-        followed = {
-            rank for item in unfinished for rank in item.spec.ranks
-        }  # these runs report their ranks' deaths themselves
+        # these runs report their ranks' deaths themselves
+        followed = {rank for item in unfinished for rank in item.spec.ranks}
         if dead_ranks := sorted({*dead} - followed - gone):
             self._status.note(
                 f"{rank_words(dead_ranks)} had died; "
@@ -486,8 +486,7 @@ def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun
 
 
 def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection[int]) -> list[str]:
-    """Return a line for each of the ranks' last runs that was interrupted, with cell, time and
-    place.
+    """Return a line for each of the ranks' last runs that was interrupted: cell, time, and place.
 
     Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
     Without this line, the next notebook would only notice that the cell's variables are missing.

@@ -1,7 +1,6 @@
-"""Decide what a request for a pool becomes: a value that prints, compares, and runs in
-`pool.making`.
+"""Start plans: decide what a request for a pool becomes; pure.
 
-Pure::
+A start plan is a value that can be printed and compared, and that `pool.making` carries out::
 
     a running pool of this notebook fits ──────────▶ Reuse    or differs in its nodes ──▶ Resize
     a pool that another notebook left fits ────────▶ Attach

@@ -156,9 +156,8 @@ class SharedStatus:
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"  # who started it, and where
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
-            table.packed_plugin(
-                plugin
-            )  # refuse a plugin that cannot be sent before anything starts
+            # raises for a plugin that cannot be sent, before anything starts
+            table.packed_plugin(plugin)
         self.state = State.NEW
         self.ended: str | None = None
         """Reason why the pool has ended by itself.

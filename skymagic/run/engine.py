@@ -265,9 +265,8 @@ class RankEngine:
         """
         for rank in ranks:
             if (engine := self._engines.pop(rank, None)) is not None:
-                with contextlib.suppress(
-                    Exception
-                ):  # a controller that is gone has nothing to forget
+                # a controller that is gone has nothing to forget
+                with contextlib.suppress(Exception):
                     self._client.unregister(engine)
 
     def close(self) -> None:

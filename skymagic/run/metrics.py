@@ -377,9 +377,8 @@ def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
     cell, the step count continues.
     """
     rows_by_key: dict[tuple[float, int], dict[str, Any]] = {}
-    offsets: dict[
-        Key, tuple[float, float]
-    ] = {}  # (offset added to steps, the last step as reported)
+    # (offset added to steps, the last step as reported)
+    offsets: dict[Key, tuple[float, float]] = {}
     for run in runs:
         for rank, names, rows in run._rows():
             offset, last = offsets.get((rank, names), (0.0, -math.inf))

@@ -18,10 +18,10 @@ Only ranks that wait in native code, such as a collective, cannot handle the int
 ranks costs all ranks their process groups, which must be formed again; if the other ranks leave
 their cells in Python, the groups stay intact.
 
-A ``--timeout`` starts with the first SIGINT. So does the stop button, but it leaves ranks time for
-the user's own handling of the interrupt: ranks that wait in native code are released WAITS_AFTER
-later, all others one grace period later, and all are killed after one more grace period. A second
-press kills at once.
+When a ``--timeout`` expires, the steps start at the first SIGINT. So they do for the stop button,
+but it leaves ranks time for the user's own handling of the interrupt: ranks that wait in native
+code are released WAITS_AFTER later, all others one grace period later, and all are killed
+after one more grace period. A second press kills at once.
 """
 
 from __future__ import annotations
@@ -225,9 +225,8 @@ class RunLoop:
         rank.last_event_at = time.monotonic()
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
-        elif (
-            event.kind == "outcome" and not rank.killed
-        ):  # a killed rank is about to be reported as dead, and its outcome comes too late
+        elif event.kind == "outcome" and not rank.killed:
+            # The outcome of a killed rank comes too late: the rank is about to be reported dead.
             rank.outcome = event.content
             self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
@@ -243,9 +242,8 @@ class RunLoop:
             previous = self._due[RunLoop._stop_others]
             if not self._stopping:
                 self._stopping, self._due[RunLoop._stop_others] = True, stop_at
-            elif (
-                previous is not None
-            ):  # this may be the root cause that the first failure waited for
+            elif previous is not None:
+                # this failure may be the root cause that the first one waited for
                 self._due[RunLoop._stop_others] = min(previous, stop_at)
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
@@ -300,7 +298,7 @@ class RunLoop:
             number for number in self.report.unfinished() if not ranks[number].waited_at
         ]:
             frames = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
-            waiting = [number for number, place in frames.items() if place]
+            waiting = [number for number, frame in frames.items() if frame]
             for number in waiting:
                 ranks[number].waited_at = frames[number]
             self._shut_down(waiting)
@@ -320,9 +318,7 @@ class RunLoop:
         self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
-        """Kill ranks after the grace period; those that are leaving the cell get a little
-        longer.
-        """
+        """Kill ranks after the grace period; give those leaving the cell a little longer."""
         open_ranks = self.report.unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
         now = time.monotonic()

@@ -157,9 +157,7 @@ class Stall:
 
     @property
     def always_last(self) -> list[int]:
-        """Ranks that all others waited for at each of the last samples while collectives
-        progressed.
-        """
+        """Ranks that all others waited for at each recent sample while collectives progressed."""
         if len(self._behind) < LAST_SAMPLES:
             return []
         return sorted(frozenset.intersection(*self._behind))
@@ -368,9 +366,8 @@ class SignsOfLife:
     """
 
     def __init__(self) -> None:
-        self._last: dict[
-            int, tuple[float, float]
-        ] = {}  # rank → (time of its last sign of life, its CPU time then)
+        # rank → (time of its last sign of life, its CPU time then)
+        self._last: dict[int, tuple[float, float]] = {}
 
     def hanging(
         self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]

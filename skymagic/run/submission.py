@@ -37,10 +37,8 @@ class RunEvent:
         return (self.rank, self.content["name"]) if text else None
 
 
-SEEN = (
-    "stream",
-    "display_data",
-)  # kinds that would be visible twice; a repeated update only replaces itself
+# kinds that would be visible twice; a repeated update only replaces itself
+SEEN = ("stream", "display_data")
 
 
 class Repeated:
@@ -54,9 +52,8 @@ class Repeated:
 
     def __init__(self, begun: Mapping[int, int]) -> None:
         self._begun = begun
-        self._held: dict[
-            int, list[dict[str, Any]]
-        ] = {}  # possibly seen messages, until the last one of their rank has arrived
+        # possibly seen messages, until the last one of their rank has arrived
+        self._held: dict[int, list[dict[str, Any]]] = {}
 
     def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Add a rank's next message and return the messages that can be shown now."""
