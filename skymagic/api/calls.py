@@ -1,4 +1,4 @@
-"""Lazy calls: what ``@sky.function`` makes, and the operators that run them on a pool."""
+"""Lazy calls of functions decorated with ``@sky.function``, and their operators."""
 
 from __future__ import annotations
 
@@ -19,58 +19,62 @@ from skymagic.runtime import info
 class Call(Task):
     """A function with its arguments, not run yet.
 
-    ``call @ pool`` runs it on every rank and gives a list by rank; ``call >> pool`` runs it on one rank and gives its
-    value; ``a & b`` joins calls that are to run side by side. What the function raises is raised here with its own type
-    (and is a `RankError` too).
+    ``call @ pool`` runs it on every rank and returns a list in rank order; ``call >> pool`` runs it
+    on one rank and returns its value; ``a & b`` joins calls to run side by side. An exception
+    raised by the function is raised here with its own type (and is a `RankError` too).
 
-    Of a function that yields, ``>>`` gives an iterator over the values, and ``@`` one over lists by rank, None where a rank
-    has ended: `skymagic.jobs.task.Stream`.
+    For a generator function, ``>>`` returns an iterator over the values, and ``@`` an iterator over
+    lists in rank order, with None for ranks that have finished: see `skymagic.jobs.task.Stream`.
     """
 
     def with_timeout(self, seconds: float) -> Call:
-        """The same call, stopped with a `RunTimeout` when it takes longer than this."""
+        """Return the same call with a time limit; exceeding it raises `RunTimeout`."""
         return replace(self, timeout=positive(seconds))
 
     @property
     def yields(self) -> bool:
-        """Whether it is a generator function that is called."""
+        """True if the function is a generator function."""
         return inspect.isgeneratorfunction(self.function)
 
     def __matmul__(self, pool: Any) -> Any:
-        there = pool_of(pool, f"{self.name}(…) @")
+        target = pool_of(pool, f"{self.name}(…) @")
         return (
-            Stream(self, there, range(there.world_size), together=True)
+            Stream(self, target, range(target.world_size), together=True)
             if self.yields
-            else on_all(self, there)
+            else on_all(self, target)
         )
 
     def __rshift__(self, pool: Any) -> Any:
-        there = pool_of(pool, f"{self.name}(…) >>")
+        target = pool_of(pool, f"{self.name}(…) >>")
         if self.yields:
             return Stream(
-                self, there, there.scheduler.least_loaded(there.world_size), together=False
+                self, target, target.scheduler.least_loaded(target.world_size), together=False
             )
-        return on_one(self, there)
+        return on_one(self, target)
 
     def __and__(self, other: Any) -> Calls:
         joined: Calls = Calls((self,)) & other
         return joined
 
     def __repr__(self) -> str:
-        return f"<{self.name}(…), not run yet: write {self.name}(…) @ pool for all ranks, or >> pool for one>"
+        return (
+            f"<{self.name}(…), not run yet: write {self.name}(…) @ pool for all ranks, "
+            "or >> pool for one>"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Calls:
-    """Calls that run side by side: ``(a() & b()) >> pool`` gives a tuple of their values, one rank for each.
+    """Calls that run side by side: ``(a() & b()) >> pool`` returns a tuple of their values.
 
-    With more calls than ranks, each rank takes the next call when it is free. ``@`` runs each of them on all ranks, one
-    after the other. The first that fails stops the others.
+    Each call runs on one rank. If there are more calls than ranks, each rank takes the next call
+    when it is free. ``@`` runs each call on all ranks, one call after the other. The first failure
+    stops the other calls.
 
     Attributes:
-        stream: ``>>`` and ``@`` give an iterator over the values in place of a tuple. With ``>>`` all calls begin at
-            once, with ``@`` each when its value is asked for.
-        ordered: values of a stream come in the order of the calls, else in that in which the calls end.
+        stream: ``>>`` and ``@`` return an iterator over the values instead of a tuple. With ``>>``
+            all calls start at once, with ``@`` each starts when its value is requested.
+        ordered: yield a stream's values in the order of the calls; False for completion order.
     """
 
     calls: tuple[Call, ...] = ()
@@ -78,22 +82,23 @@ class Calls:
     ordered: bool = True
 
     def with_timeout(self, seconds: float) -> Calls:
-        """The same calls, each stopped when it takes longer than this."""
+        """Return the same calls, each with this time limit."""
         return replace(self, calls=tuple(call.with_timeout(seconds) for call in self.calls))
 
     def __rshift__(self, pool: Any) -> Any:
-        there = pool_of(pool, "(… & …) >>")
+        target = pool_of(pool, "(… & …) >>")
         for call in self.calls:
             if call.yields:
                 raise TypeError(
-                    f"{call.name} yields its values: write `for value in {call.name}(…) >> pool`, by itself"
+                    f"{call.name} yields its values: write `for value in {call.name}(…) >> "
+                    "pool`, by itself"
                 )
-        values = Results(self.calls, there, ordered=self.ordered or not self.stream)
+        values = Results(self.calls, target, ordered=self.ordered or not self.stream)
         return values if self.stream else tuple(values)
 
     def __matmul__(self, pool: Any) -> Any:
-        there = pool_of(pool, "(… & …) @")
-        values = (call @ there for call in self.calls)
+        target = pool_of(pool, "(… & …) @")
+        values = (call @ target for call in self.calls)
         return values if self.stream else tuple(values)
 
     def __and__(self, other: Any) -> Calls:
@@ -102,7 +107,8 @@ class Calls:
         if isinstance(other, Calls):
             return replace(self, calls=(*self.calls, *other.calls))
         raise TypeError(
-            f"& joins calls that have not run, and {other!r} is not one; >> and @ bind closer than &, so write "
+            f"& joins calls that have not run, and {other!r} is not one; >> and @ bind "
+            "closer than &, so write "
             "(a() & b()) >> pool"
         )
 
@@ -112,10 +118,10 @@ class Calls:
 
 
 class Function:
-    """A function whose calls are lazy. Within a rank, where there is no pool, a call simply runs.
+    """A function whose calls are lazy. On a rank, which has no pool, a call runs immediately.
 
     Attributes:
-        local: the function itself, to run here: ``train.local(epochs=1)``.
+        local: the original function, to run here: ``train.local(epochs=1)``.
     """
 
     __sky_lazy__ = True
@@ -133,7 +139,7 @@ class Function:
         return Call(self.local, args, kwargs, self.timeout)
 
     def with_timeout(self, seconds: float) -> Function:
-        """The same function; its calls are stopped with a `RunTimeout` when they take longer than this."""
+        """Return the same function; calls that exceed this time limit raise `RunTimeout`."""
         return Function(self.local, positive(seconds))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -157,15 +163,15 @@ class Function:
 
 
 def positive(seconds: float) -> float:
-    """A time in seconds. Raises ValueError for none."""
+    """Return a positive number of seconds. Raises ValueError for anything else."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ValueError(f"a timeout is a number of seconds above 0, not {seconds!r}")
     return float(seconds)
 
 
 def pool_of(subject: Any, operation: str) -> Pool:
-    """The pool on the right of an operator. Raises TypeError for something else."""
-    found = getattr(subject, "pool", subject)
-    if isinstance(found, Pool):
-        return found
+    """Return the pool on the right of an operator. Raises TypeError for anything else."""
+    pool = getattr(subject, "pool", subject)
+    if isinstance(pool, Pool):
+        return pool
     raise TypeError(f"{operation} needs a pool on its right, not {subject!r}")

@@ -1,7 +1,12 @@
-"""The console command ``skymagic``: for shells and programs, without a notebook.
+"""The console command ``skymagic``, for shells and programs without a notebook.
 
-Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; 3, 4 and 5 (`EXIT_CODES`) of ``run``, ``attach`` and
-``logs``: how the notebook has ended; 130 Ctrl-C.
+Exit codes:
+    0: success.
+    1: failure, complete or partial; standard error gives the reason.
+    2: invalid command line.
+    3, 4, 5: the notebook failed, was stopped or was lost (`EXIT_CODES`), for ``run``, ``attach``
+        and ``logs``.
+    130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.wire.untrusted import print_sanitized
 
 EXIT_CODES = {"done": 0, "failed": 3, "stopped": 4, "lost": 5}
-"""How a notebook has ended: of ``run``, and of ``attach`` and ``logs`` of a notebook."""
+"""Exit code by the notebook's final status, for ``run``, and for ``attach`` and ``logs`` of a
+notebook.
+"""
 _SAVED_THERE = (
     "the executed notebook is saved on the head: skymagic get POOL NAME.executed.ipynb FILE"
 )
@@ -27,16 +34,16 @@ REMOVED = {
     "run --output": _SAVED_THERE,
     "run --workdir": "copy what the notebook imports to the pool first, with %sky_put in a cell",
 }
-"""Removed commands and options → what replaces them."""
+"""Maps removed commands and options to their replacements."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if removed := _removed(words):
+    """Run the command and return its exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if removed := _removed(argv):
         print_sanitized(f"skymagic {removed} was removed: {REMOVED[removed]}", file=sys.stderr)
         return 2
-    line = _parser().parse_args(words)
+    line = _parser().parse_args(argv)
     try:
         return int(line.call(line))
     except RequestError as refused:
@@ -50,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _removed(words: Sequence[str]) -> str:
-    """Return the first removed command or option of a line; "" for none."""
+    """Return the first removed command or option of a command line, or ""."""
     options = [f"{words[0]} {word.partition('=')[0]}" for word in words[1:]]
-    return next((one for one in [*words[:1], *options] if one in REMOVED), "")
+    return next((candidate for candidate in [*words[:1], *options] if candidate in REMOVED), "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,21 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser(
         "down", help="end a pool and release its machines, or remove unused files from hosts"
     )
-    for one in (status, down):
-        one.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
-        one.add_argument(
+    for command in (status, down):
+        command.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
+        command.add_argument(
             "--hosts",
             default=[],
             action="append",
             metavar="HOSTS",
             help="for example gpu1,user@gpu2 or gpu[1-4]; default: this machine",
         )
-        one.add_argument(
+        command.add_argument(
             "--provider",
             choices=["aws", "slurm", "kubernetes", "ray"],
-            help="pools you rented there, found by their tags, or jobs of a cluster, from any machine",
+            help="pools you rented there, found by their tags, or jobs of a cluster, from "
+            "any machine",
         )
-        one.add_argument(
+        command.add_argument(
             "--login",
             metavar="HOST",
             help="with --provider slurm: ask through this login node, over SSH",
@@ -102,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument(
         "--all",
         action="store_true",
-        help="all your pools there; without --hosts: all machines you rented; with --clean: all files that no pool uses now",
+        help="all your pools there; without --hosts: all machines you rented; with --clean: "
+        "all files that no pool uses now",
     )
     down.add_argument(
         "--clean",
@@ -174,8 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     get.set_defaults(call=_get)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for one in (pools, status, down, logs, attach, run, get, cancel):
-        one.add_argument("--json", action="store_true", help="print JSON")
+    for command in (pools, status, down, logs, attach, run, get, cancel):
+        command.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
     status.set_defaults(call=_status)
     down.set_defaults(call=_down)
@@ -187,11 +196,11 @@ def _pools(line: argparse.Namespace) -> int:
 
     listed = records.every()
     if line.json:
-        pools = [vars(one) | {"left": records.left(one)} for one in listed]
+        pools = [vars(record) | {"left": records.left(record)} for record in listed]
         print_sanitized(json.dumps({"pools": pools}))
     else:
-        words = "\n".join(map(keys.pool_words, listed))
-        print_sanitized(words or "no notebook on this machine has a pool that outlives it")
+        lines = "\n".join(map(keys.pool_words, listed))
+        print_sanitized(lines or "no notebook on this machine has a pool that outlives it")
     return 0
 
 
@@ -219,9 +228,9 @@ def _status(line: argparse.Namespace) -> int:
         disks = disk.look(line.hosts)
         print_sanitized(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
         return 1 if disks[1] else 0
-    found = places.look(request, CloudSettings())
-    print_sanitized(json.dumps(found.plain()) if line.json else found.text())
-    return 1 if found.unreached else 0
+    listing = places.look(request, CloudSettings())
+    print_sanitized(json.dumps(listing.plain()) if line.json else listing.text())
+    return 1 if listing.unreached else 0
 
 
 def _down(line: argparse.Namespace) -> int:
@@ -257,7 +266,8 @@ def _down(line: argparse.Namespace) -> int:
         done = ending.everything_rented(_progress)
     elif done is None:
         raise RequestError(
-            "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
+            "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all "
+            "that you have rented from EC2"
         )
     print_sanitized(json.dumps({"done": done}) if line.json else "\n".join(done))
     return 0
@@ -294,15 +304,16 @@ def _logs(line: argparse.Namespace) -> int:
 def _run(line: argparse.Namespace) -> int:
     from skymagic.api import logs, notebooks
 
-    given = tuple(line.parameters)
-    request = notebooks.NotebookRequest(Path(line.notebook), line.pool, given, line.take_over)
+    parameters = tuple(line.parameters)
+    request = notebooks.NotebookRequest(Path(line.notebook), line.pool, parameters, line.take_over)
     record = notebooks.start(request)
     name = line.pool
     if line.json:
         print_sanitized(json.dumps({"pool": record.name, "output": request.executed}))
     else:
         print_sanitized(
-            f"{record.notebook} is executed on pool {name!r}: `skymagic logs {name} -f` follows it, "
+            f"{record.notebook} is executed on pool {name!r}: `skymagic logs {name} -f` "
+            "follows it, "
             f"`skymagic get {name} {request.executed}` fetches it",
             file=sys.stderr,
         )
@@ -319,21 +330,21 @@ def _cancel(line: argparse.Namespace) -> int:
     state = notebooks.stop(line.pool)
     if state.status != "running":
         raise RequestError(f"no notebook is being executed on pool {line.pool!r}")
-    said = f"the notebook on pool {line.pool!r} is stopped"
-    print_sanitized(json.dumps({"done": [said]}) if line.json else said)
+    message = f"the notebook on pool {line.pool!r} is stopped"
+    print_sanitized(json.dumps({"done": [message]}) if line.json else message)
     return 0
 
 
 def _get(line: argparse.Namespace) -> int:
     from skymagic.api import notebooks
 
-    said = notebooks.get(line.pool, line.source, line.target)
-    print_sanitized(json.dumps({"done": [said]}) if line.json else said)
+    message = notebooks.get(line.pool, line.source, line.target)
+    print_sanitized(json.dumps({"done": [message]}) if line.json else message)
     return 0
 
 
 def _attach(line: argparse.Namespace) -> int:
-    """Follow the log of a pool; with ``--json`` show what is there now."""
+    """Follow the log of a pool; with ``--json`` print its current last lines."""
     line.rank = line.run = line.cell = line.grep = None
     line.lines = 50
     line.follow = not line.json

@@ -1,4 +1,4 @@
-"""The same as the magics, as Python: lazy functions, and pools that are context managers.
+"""Python counterpart of the magics: lazy functions, and pools that are context managers.
 
 ::
 
@@ -6,7 +6,7 @@
     def train(epochs): ...
 
     with sky.Compute(nodes=4, plugins=[sky.plugins.torch()]) as pool:
-        results = train(epochs=3) @ pool        # every rank, a list by rank
+        results = train(epochs=3) @ pool        # every rank, a list in rank order
         one = train(epochs=1) >> pool           # one rank
         a, b = (train(1) & train(2)) >> pool    # side by side
 """
@@ -41,11 +41,12 @@ from skymagic.runtime import rendezvous
 
 _numbers = itertools.count(1)
 OWN = ("self", "name", "timeout", "console")
-"""Arguments of `Compute` that do not say what its pool is to be made of."""
+"""Arguments of `Compute` that do not describe the pool to make."""
 OF_THE_POOL = ("job_id", "metrics", "name", "plan", "restart", "state", "status", "world_size")
-"""What a pool that runs has for users, besides the methods of `Compute`."""
+"""Public attributes that a running pool adds to those of `Compute`."""
 ON_A_RANK = (
-    "sky.Compute(…) belongs in a cell of the notebook: this code already runs on the ranks of a pool. Call the function "
+    "sky.Compute(…) belongs in a cell of the notebook: this code already runs on the ranks "
+    "of a pool. Call the function "
     "itself, or run it from the notebook (f() @ pool)"
 )
 
@@ -58,13 +59,15 @@ def function(*, timeout: float | None = None) -> Callable[[Callable[..., Any]], 
 
 @suggesting("@sky.function")
 def function(body: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
-    """Make a function lazy: its calls run on a pool, with ``@``, ``>>`` and ``&``. Write it above all other decorators.
+    """Make a function lazy: its calls run on a pool, with ``@``, ``>>`` and ``&``.
+
+    Write it above all other decorators.
 
     Args:
-        timeout: seconds that a call may take; None for no limit.
+        timeout: time limit of a call in seconds; None for no limit.
 
     Raises:
-        TypeError: not a function, or one that is lazy already.
+        TypeError: the argument is not a function, or is already lazy.
     """
     if body is None:
         return lambda given: _lazy(given, timeout)
@@ -72,7 +75,7 @@ def function(body: Callable[..., Any] | None = None, /, *, timeout: float | None
 
 
 compute = function
-"""Another name of `function`."""
+"""Alias of `function`."""
 
 
 def _lazy(body: Any, timeout: float | None) -> Function:
@@ -85,39 +88,48 @@ def _lazy(body: Any, timeout: float | None) -> Function:
 
 @suggesting("sky.gather")
 def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> Calls:
-    """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``, a tuple in their order.
+    """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``.
+
+    The result is a tuple in the order of the calls.
 
     Args:
-        stream: give an iterator instead, which has each value as soon as it is there.
-        ordered: with `stream`: in the order of the calls; False for the order in which they end.
+        stream: return an iterator instead, which yields each value as soon as it is available.
+        ordered: with `stream`: yield in the order of the calls; False for completion order.
     """
     return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
 @suggesting("sky.Compute", ELSEWHERE, second_names=("vcpus", "memory_gb"))
 class Compute(RunningPool):
-    """A pool, made from Python. ``with sky.Compute(…) as pool:`` starts it, and stops it also after an error.
+    """A pool made from Python: ``with sky.Compute(…) as pool:`` starts it, and stops it at the end.
 
-    `start` and `stop` do the same without ``with``; nothing starts before that. Magics find the pool by its name (``--pool``) or
-    as the one used last; `find` returns a pool that a magic started.
+    It is also stopped after an error. `start` and `stop` do the same without ``with``; nothing
+    starts before that. Magics find the pool by its name (``--pool``) or as the most recently used
+    pool; `find` returns a pool that a magic started.
 
     Args:
-        provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, ``sky.Ray()``, or a name; this machine where it
-            satisfies the request.
-        nodes: machines (on this machine: simulated nodes, with GPUs of their own); 1.
-        ranks: on this machine: one node of so many ranks, with a GPU each where there are any; refused elsewhere.
-        accelerator: per node: ``"A100"``, ``"A100:8"``, ``"all"``, ``"none"``, ``4``, ``"0,2"`` or ``sky.accelerators.A100(count=8)``.
-        plugins: ``sky.plugins.torch()`` and the like, or as text: ``"torch:backend=gloo"``.
+        provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``,
+            ``sky.Ray()``, or a name; default: this machine if it satisfies the request.
+        nodes: number of machines (on this machine: simulated nodes, each with its own GPUs);
+            default: 1.
+        ranks: on this machine: one node with this many ranks, with one GPU each if there are any;
+            refused elsewhere.
+        accelerator: per node: ``"A100"``, ``"A100:8"``, ``"all"``, ``"none"``, ``4``, ``"0,2"`` or
+            ``sky.accelerators.A100(count=8)``.
+        plugins: for example ``sky.plugins.torch()``, or as text: ``"torch:backend=gloo"``.
         image: packages, variables and files of the nodes.
-        name: name of the pool. A running pool of this name that fits is reused, and ``with`` does not stop it.
-        procs_per_node: ranks on each node; one for each accelerator, else 1.
+        name: name of the pool. A running pool of this name that fits is reused, and ``with`` does
+            not stop it.
+        procs_per_node: ranks on each node; default: one per accelerator, else 1.
         cpus, memory: of each node; a number, or ``"8+"`` for at least 8. Memory in GB.
         pip, env, secrets: packages, variables, and names of variables whose values are kept secret.
-        hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
-        idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
-        timeout: default time limit of a call in seconds; None: no limit.
-        console: whether the start of a pool shows its steps.
-        vcpus, memory_gb: Skyward's names: ``vcpus=8`` is ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``.
+        hosts, region, spot, max_price: for providers that support them; max_price in dollars per
+            hour.
+        idle, max_lifetime: time after which the pool ends by itself: ``"30m"``, or seconds.
+        timeout: default time limit of a call in seconds; None for no limit.
+        console: show the steps while the pool starts.
+        vcpus, memory_gb: Skyward's names: ``vcpus=8`` is ``cpus="8+"``, ``memory_gb=32`` is
+            ``memory="32+"``.
 
     Raises:
         RequestError: lists every mistake in the arguments.
@@ -150,14 +162,14 @@ class Compute(RunningPool):
         timeout: float | None = None,
         console: bool = True,
     ) -> None:
-        given = {
+        keywords = {
             k: v
             for k, v in locals().items()
-            if k not in OWN and not any(v is each for each in (None, (), False))
+            if k not in OWN and not any(v is unset for unset in (None, (), False))
         }
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
         self._tell = print_note if console else lambda _: None
-        self._request = request_of(given)
+        self._request = request_of(keywords)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
         self._name = name
         self._pool: Pool | None = None
@@ -165,24 +177,24 @@ class Compute(RunningPool):
 
     @classmethod
     def of(cls, pool: Pool) -> Compute:
-        """A pool that runs already, with the methods of this class; leaving it does not end it."""
-        found = cls.__new__(cls)
-        found._request, found._name, found._pool, found._own = (
+        """Wrap a running pool in this class; leaving the context does not end the pool."""
+        compute_pool = cls.__new__(cls)
+        compute_pool._request, compute_pool._name, compute_pool._pool, compute_pool._own = (
             pool.plan.request,
             pool.name,
             pool,
             False,
         )
-        found._tell = print_note
-        found._namespace, found._defaults = pool.namespace, pool.defaults
-        return found
+        compute_pool._tell = print_note
+        compute_pool._namespace, compute_pool._defaults = pool.namespace, pool.defaults
+        return compute_pool
 
     @property
     def pool(self) -> Pool:
-        """The pool itself.
+        """The underlying pool.
 
         Raises:
-            PoolStateError: it is not started.
+            PoolStateError: the pool is not started.
         """
         if self._pool is None:
             raise PoolStateError(
@@ -191,10 +203,10 @@ class Compute(RunningPool):
         return self._pool
 
     def start(self) -> Compute:
-        """Make the pool ready; returns this object. Twice is safe.
+        """Start the pool and return this object; calling it twice is safe.
 
         Raises:
-            RequestError: the pool cannot be made as it is asked for, or this is a rank of one.
+            RequestError: the request cannot be satisfied, or the code runs on a rank.
             ProvisionError: machines or ranks did not come up; nothing is left running.
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
@@ -224,7 +236,7 @@ class Compute(RunningPool):
 
     @property
     def runs(self) -> int:
-        """How many cells, calls and scripts have begun on the pool."""
+        """Number of cells, calls and scripts started on the pool."""
         return self.pool.runs.count
 
     def __getattr__(self, name: str) -> Any:
@@ -244,38 +256,44 @@ class Compute(RunningPool):
 
 
 ComputePool = Compute
-"""Another name of `Compute`."""
+"""Alias of `Compute`."""
 
 
 def find(name: str | None = None) -> Compute:
-    """A running pool, started by a magic or from Python: by its name, or the pool used last.
+    """Return a running pool by name, or the most recently used one.
+
+    The pool may have been started by a magic or from Python.
 
     Raises:
-        PoolError: no such pool; the message says how to start one.
+        PoolError: no such pool exists; the message says how to start one.
     """
     return Compute.of(registry.pool_named(name))
 
 
 def pools() -> list[Compute]:
-    """All pools of this notebook; the pool used last comes last."""
+    """Return all pools of this notebook, the most recently used one last."""
     return [Compute.of(pool) for pool in registry.pools()]
 
 
 def attach(name: str, *, take_over: bool = False) -> Compute:
-    """Continue with a pool that another notebook left, as ``%sky_attach`` does: with its output since then, and its variables.
+    """Take over a pool that another notebook left, as ``%sky_attach`` does.
+
+    Its output since then is shown, and its variables are available.
 
     Args:
-        name: the pool's, or its job id.
-        take_over: take it from a notebook that is still running.
+        name: name or job id of the pool.
+        take_over: take the pool from a notebook that is still running.
 
     Raises:
-        PoolError: there is no such pool, its notebook runs, or it is gone.
-        RunError: the run that was in progress failed.
+        PoolError: the pool does not exist, its notebook is running, or it is gone.
+        RunError: the run in progress failed.
     """
     namespace = sys._getframe(1).f_globals
     notebooks.settled(records.named(name))
     with interrupt.deferred():
-        pool, found = making.attach(name, namespace, Defaults(), print_note, take_over=take_over)
-        for unfinished in found:
+        pool, unfinished_runs = making.attach(
+            name, namespace, Defaults(), print_note, take_over=take_over
+        )
+        for unfinished in unfinished_runs:
             finish(pool, unfinished, namespace)
     return Compute.of(pool)

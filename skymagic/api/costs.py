@@ -1,4 +1,7 @@
-"""What pools cost: those that run, and those rented within a month by any notebook of this user on this machine; and what machines cost."""
+"""Costs of pools and prices of machines.
+
+Covers running pools, and those rented within a month by any notebook of this user on this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ from skymagic.providers.aws.listing import OfferTable
 
 @dataclass(frozen=True)
 class Cost:
-    """What a pool costs, all launches of its name together; dollars.
+    """Cost of a pool in dollars, summed over all launches of its name.
 
     Attributes:
-        per_hour: now, disks and addresses included; 0 where nothing of it runs, None where nobody tells.
-        seconds: that its machines ran, one launch after the other.
-        machines: so far; None where nobody tells. beside: of disks and public addresses, about.
-        exact: whether it is known when all of them ended; else the sums are the most that it can be.
+        per_hour: current rate, disks and addresses included; 0 if nothing of it runs, None if
+            unknown.
+        seconds: time that its machines ran; overlapping launches count once.
+        machines: cost of the machines so far; None if unknown.
+        beside: approximate cost of disks and public addresses.
+        exact: True if the end of every launch is known; else the sums are upper bounds.
     """
 
     pool: str
@@ -37,63 +42,73 @@ class Cost:
 
     @property
     def total(self) -> float | None:
-        """Dollars in all: machines, disks and addresses."""
+        """Total in dollars: machines, disks and addresses."""
         return None if self.machines is None else self.machines + self.beside
 
 
 def costs(
     own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: Iterable[str] = ()
 ) -> list[Cost]:
-    """What is known, by pool.
+    """Return the known costs by pool.
 
     Args:
-        own: (name, seconds that it runs) of this notebook's pools that nobody is paid for.
-        name: of one pool; None for all.
-        own_jobs: job ids of this notebook's rented pools, which run for sure.
+        own: (name, running time in seconds) of this notebook's pools that cost nothing.
+        name: name of one pool; None for all.
+        own_jobs: job ids of this notebook's rented pools, which are certainly running.
 
     Raises:
-        PoolError: nothing is known of a pool of this name.
+        PoolError: no cost is known for a pool of this name.
     """
     now = time.time()
     free = [Cost(pool, 0.0, seconds, 0.0, 0.0) for pool, seconds in own]
-    rented = ledger.every()
+    rents = ledger.every()
     paid = [
-        of([one for one in rented if one.pool == pool], now, set(own_jobs))
-        for pool in dict.fromkeys(one.pool for one in rented)
+        of([rent for rent in rents if rent.pool == pool], now, set(own_jobs))
+        for pool in dict.fromkeys(rent.pool for rent in rents)
     ]
-    found = [one for one in [*free, *paid] if name in (None, one.pool)]
-    if name is not None and not found:
+    pool_costs = [cost for cost in [*free, *paid] if name in (None, cost.pool)]
+    if name is not None and not pool_costs:
         raise PoolError(
-            f"no pool {name!r} was rented within a month; skymagic status --cost lists those that were"
+            f"no pool {name!r} was rented within a month; skymagic status --cost lists "
+            "those that were"
         )
-    return found
+    return pool_costs
 
 
 def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
-    """The cost of all launches of a pool; pure."""
-    hours = [one.seconds(now) / 3600 for one in rents]
-    running = [one for one in rents if one.runs(now)]
-    known = all(one.price is not None for one in rents)
+    """Return the cost of all launches of a pool; pure."""
+    hours_by_rent = [rent.seconds(now) / 3600 for rent in rents]
+    running = [rent for rent in rents if rent.runs(now)]
+    known = all(rent.price is not None for rent in rents)
     return Cost(
         rents[0].pool,
-        math.fsum((one.price or 0.0) + one.beside for one in running) if all(one.price is not None for one in running) else None,
+        math.fsum((rent.price or 0.0) + rent.beside for rent in running)
+        if all(rent.price is not None for rent in running)
+        else None,
         math.fsum(map(_span, _by_job(rents, now).values())),
-        math.fsum((one.price or 0.0) * each for one, each in zip(rents, hours, strict=True)) if known else None,
-        math.fsum(one.beside * each for one, each in zip(rents, hours, strict=True)),
-        all(one.exact and (one.ended is not None or one.job in own_jobs) for one in rents),
-    )  # fmt: skip
+        math.fsum(
+            (rent.price or 0.0) * hours for rent, hours in zip(rents, hours_by_rent, strict=True)
+        )
+        if known
+        else None,
+        math.fsum(rent.beside * hours for rent, hours in zip(rents, hours_by_rent, strict=True)),
+        all(rent.exact and (rent.ended is not None or rent.job in own_jobs) for rent in rents),
+    )
 
 
 def _by_job(rents: Sequence[Rent], now: float) -> dict[str, list[tuple[float, float]]]:
-    """Job → (start, end) of its launches, which may overlap: machines that were lost are replaced."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for one in rents:
-        found.setdefault(one.job, []).append((one.started, one.started + one.seconds(now)))
-    return found
+    """Return job → (start, end) of its launches.
+
+    Launches may overlap, because lost machines are replaced.
+    """
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for rent in rents:
+        spans.setdefault(rent.job, []).append((rent.started, rent.started + rent.seconds(now)))
+    return spans
 
 
 def _span(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which any of them was."""
+    """Return the number of seconds covered by at least one of the spans."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -102,7 +117,7 @@ def _span(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def text(found: Sequence[Cost]) -> str:
-    """As a table, with the sum below."""
+    """Return the costs as a table with a total."""
     if not found:
         return "no pool is running, and none was rented within a month"
     rows: list[tuple[object, ...]] = [
@@ -110,37 +125,46 @@ def text(found: Sequence[Cost]) -> str:
     ]
     rows += [
         (
-            one.pool, "unknown" if one.per_hour is None else dollars(one.per_hour) if one.per_hour else "nothing",
-            duration_text(int(one.seconds)), dollars(one.machines), f"about {dollars(one.beside)}" if one.beside else "-",
-            dollars(one.total) + ("" if one.exact else " at most"),
+            cost.pool,
+            "unknown"
+            if cost.per_hour is None
+            else dollars(cost.per_hour)
+            if cost.per_hour
+            else "nothing",
+            duration_text(int(cost.seconds)),
+            dollars(cost.machines),
+            f"about {dollars(cost.beside)}" if cost.beside else "-",
+            dollars(cost.total) + ("" if cost.exact else " at most"),
         )
-        for one in found
-    ]  # fmt: skip
-    rented = [one for one in found if one.total != 0]
+        for cost in found
+    ]
+    rented = [cost for cost in found if cost.total != 0]
     if len(rented) > 1:
-        known = [one.total for one in rented if one.total is not None]
-        unknown = " and what is unknown" if len(known) < len(rented) else ""
-        rows.append(("in all", "", "", "", "", f"{dollars(math.fsum(known))}{unknown}"))
+        totals = [cost.total for cost in rented if cost.total is not None]
+        unknown = " and what is unknown" if len(totals) < len(rented) else ""
+        rows.append(("in all", "", "", "", "", f"{dollars(math.fsum(totals))}{unknown}"))
     return table(rows)
 
 
 def plain(found: Sequence[Cost]) -> dict[str, object]:
-    """For programs."""
-    return {"pools": [{**vars(one), "total": one.total} for one in found]}
+    """Return the costs as plain values, for programs."""
+    return {"pools": [{**vars(cost), "total": cost.total} for cost in found]}
 
 
 def dollars(amount: float | None) -> str:
-    """``"$12.34"``, with more digits where it is less than a cent."""
+    """Return ``"$12.34"``, with more digits below one cent."""
     if amount is None:
         return "unknown"
     return f"${amount:.2f}" if amount >= 0.005 or amount == 0 else f"${amount:.4f}"
 
 
 def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
-    """What machines can be rented for, whatever limits of the price say; nothing is rented.
+    """Return the machines that can be rented and their prices, ignoring price limits.
+
+    Nothing is rented.
 
     Raises:
-        RequestError: no machine serves the request.
-        CloudError: no credentials, or they are refused.
+        RequestError: no machine satisfies the request.
+        CloudError: credentials are missing or refused.
     """
     return OfferTable(market.survey(request, AwsClients.of(settings)), request.nodes or 1)

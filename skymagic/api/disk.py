@@ -1,4 +1,4 @@
-"""What skymagic keeps on the disks of hosts, and its removal: as text and as plain values."""
+"""List and remove files of skymagic on the disks of hosts, as text and as plain values."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ KINDS = {
     "cache": "cache",
     "python": "interpreters",
 }
-"""Kind of an item → how it is called."""
+"""Maps the kind of an item to its display name."""
 Disks = tuple[dict[str, Disk], dict[str, str]]
-"""(host → what is there, host → why it could not be asked)."""
+"""Tuple of (host → its disk, host → reason why it could not be read)."""
 
 
 def look(hosts: Sequence[str]) -> Disks:
-    """What is on hosts.
+    """Read the disks of hosts.
 
     Raises:
-        RequestError: a host's name is none.
-        PoolError: no host could be asked; says why.
+        RequestError: a host name is invalid.
+        PoolError: no host could be reached; the message gives the reasons.
     """
     disks, unreached = ask(hosts, lambda _: disk_script(), parse_disk)
     if not disks:
@@ -46,14 +46,14 @@ def look(hosts: Sequence[str]) -> Disks:
 
 
 def text(disks: Disks) -> str:
-    """What is there, for people."""
+    """Return the items on each host as text."""
     blocks = [_disk_text(host, disk) for host, disk in disks[0].items()]
     return "\n\n".join([*blocks, *(f"{host}: {reason}" for host, reason in disks[1].items())])
 
 
 def _disk_text(host: str, disk: Disk) -> str:
-    whole = sum(item.nbytes for item in disk.items)
-    heading = f"{host}: {size(whole)} in {disk.folder}, {size(disk.free)} free"
+    total = sum(item.nbytes for item in disk.items)
+    heading = f"{host}: {size(total)} in {disk.folder}, {size(disk.free)} free"
     if not disk.items:
         return f"{host}: nothing in {disk.folder}"
     rows = [_row(disk, item) for item in sorted(disk.items, key=lambda one: -one.nbytes)]
@@ -61,7 +61,8 @@ def _disk_text(host: str, disk: Disk) -> str:
     lines = [heading, table([("what", "size", "last used", "", ""), *rows])]
     if unused:
         lines.append(
-            f"not used for 30 days: {size(sum(item.nbytes for item in unused))}; to remove it: skymagic down --clean --hosts {host}"
+            f"not used for 30 days: {size(sum(item.nbytes for item in unused))}; to remove "
+            f"it: skymagic down --clean --hosts {host}"
         )
     return "\n".join(lines)
 
@@ -74,45 +75,48 @@ def _row(disk: Disk, item: DiskItem) -> tuple[object, ...]:
 
 
 def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], dict[str, str]]:
-    """Remove what no pool has used for 30 days, or all that none uses now.
+    """Remove files that no pool has used for 30 days, or all that are not in use now.
 
     Returns:
-        (what was removed on each host, in lines; host → why something is left there).
+        (lines that say what was removed on each host, host → reason why files remain).
 
     Raises:
-        RequestError: a host's name is none.
-        PoolError: no host could be asked; says why.
+        RequestError: a host name is invalid.
+        PoolError: no host could be reached; the message gives the reasons.
     """
     disks, problems = look(hosts)
-    chosen = {host: removable(disk, every) for host, disk in disks.items()}
+    items_by_host = {host: removable(disk, every) for host, disk in disks.items()}
     if dry_run:
         return [
-            f"{host}: {_words(items)} would be removed" for host, items in chosen.items()
+            f"{host}: {_words(items)} would be removed" for host, items in items_by_host.items()
         ], problems
-    gone, failed = ask(chosen, lambda host: clean_script(chosen[host]), parse_clean)
+    removed, failed = ask(
+        items_by_host, lambda host: clean_script(items_by_host[host]), parse_clean
+    )
     lines = []
-    for host, places in gone.items():
+    for host, deleted in removed.items():
         lines.append(
-            f"{host}: {_words([item for item in chosen[host] if item.place in places])} removed"
+            f"{host}: "
+            f"{_words([item for item in items_by_host[host] if item.place in deleted])} removed"
         )
-        if left := [item for item in chosen[host] if item.place not in places]:
-            problems[host] = f"{_words(left)} could not be removed"
+        if remaining := [item for item in items_by_host[host] if item.place not in deleted]:
+            problems[host] = f"{_words(remaining)} could not be removed"
     return lines, problems | failed
 
 
 def _words(items: Sequence[DiskItem]) -> str:
-    """ "2 environments, values (5.1 GB)"; "nothing"."""
+    """Return "2 environments, values (5.1 GB)", or "nothing"."""
     kinds = [item.kind for item in items]
     envs = kinds.count("env")
-    named = [count(envs, "environment")] if envs else []
-    named += [KINDS[kind] for kind in KINDS if kind in kinds and kind != "env"]
+    nouns = [count(envs, "environment")] if envs else []
+    nouns += [KINDS[kind] for kind in KINDS if kind in kinds and kind != "env"]
     return (
-        f"{', '.join(named)} ({size(sum(item.nbytes for item in items))})" if items else "nothing"
+        f"{', '.join(nouns)} ({size(sum(item.nbytes for item in items))})" if items else "nothing"
     )
 
 
 def plain(disks: Disks) -> dict[str, Any]:
-    """What is there, for programs; the fields stay as they are from version to version."""
+    """Return the items as plain values for programs; the fields are stable across versions."""
     return {
         "hosts": {
             host: {

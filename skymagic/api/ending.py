@@ -1,4 +1,8 @@
-"""The end of pools that are not, or not alone, this process's: by their place, of notebooks that are gone, and all that is rented."""
+"""End pools that are not, or not only, this process's.
+
+Pools are selected by place, among those left by notebooks that are gone, or everything rented is
+ended.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,19 @@ from skymagic.providers import found as on_hosts
 from skymagic.providers.aws.clients import configured
 
 Say = Callable[[str], None]
-"""Gets a line on what is being done."""
+"""Callback that receives a line of progress."""
 
 
 @dataclass(frozen=True)
 class DownRequest:
-    """Pools to end: one by name, the current one (None), or all of them; of those on hosts where any are named, or rented from a provider.
+    """Pools to end: one by name, the current one (None), or all of them.
+
+    With hosts, the pools on these hosts; with a provider, those allocated by it.
 
     Attributes:
-        clean: end no pool, and remove files from the hosts that no pool has used for 30 days, or with `all` those that none uses now.
-        dry_run: only say what `clean` would remove.
+        clean: end no pool, but remove files from the hosts that no pool has used for 30 days, or
+            with `all` those not in use now.
+        dry_run: only report what `clean` would remove.
     """
 
     name: str | None = None
@@ -36,7 +43,7 @@ class DownRequest:
     dry_run: bool = False
 
     def mistakes(self) -> list[str]:
-        """What contradicts itself."""
+        """Return a message for each contradiction in the request."""
         if self.clean:
             cleaning = (
                 (not self.hosts, "--clean: say where, as in --hosts gpu1,gpu2"),
@@ -59,14 +66,16 @@ class DownRequest:
 def by_place(
     request: DownRequest, settings: CloudSettings, own: Collection[str], say: Say
 ) -> list[str] | None:
-    """End what a request names with its place; what was done, in lines. None where it names neither.
+    """End the pools that a request selects by place, and return a line for each action.
+
+    Return None if the request names neither hosts nor a provider.
 
     Args:
-        own: job ids of pools of this process, which end in another way.
+        own: job ids of this process's pools, which end in another way.
 
     Raises:
-        RequestError: it is not clear which pool is meant, or it is this process's own.
-        PoolError: something is left; names it.
+        RequestError: the request is ambiguous, or selects a pool of this process.
+        PoolError: not everything could be ended; the message lists the rest.
     """
     if request.hosts:
         return places.end_on_hosts(request.hosts, request.name, request.all, own)
@@ -77,28 +86,32 @@ def by_place(
     return None
 
 
-# -- pools of notebooks that are gone --------------------------------------------------------------------------------
+# -- pools of notebooks that are gone --------------------------------------------------------------
 
 
 def left(name: str | None) -> PoolRecord | None:
-    """The record of a rented pool that a notebook has left which is gone: of this name or job id, or the only one; None where there is none.
+    """Return the record of a rented pool whose notebook is gone, or None.
+
+    The pool is selected by name or job id; without a name it must be the only one.
 
     Raises:
-        RequestError: it is not clear which one is meant.
+        RequestError: several pools match.
     """
     return _only(_left(name))
 
 
 def end_left(name: str | None, say: Say) -> list[str]:
-    """End a pool that a notebook has left which is gone, rented, of a cluster or on this machine: of this name or job id, or the only one
-    that is rented.
+    """End a pool whose notebook is gone: rented, in a cluster or on this machine.
+
+    The pool is selected by name or job id; without a name, it is the only rented one.
 
     Returns:
-        What was done, in lines; none where there is no such pool.
+        A line for each action; an empty list if no pool matches.
 
     Raises:
-        RequestError: it is not clear which one is meant.
-        PoolError: something is left, or nobody could be asked; names it.
+        RequestError: several pools match.
+        PoolError: not everything could be ended, or the provider does not answer; the message lists
+            the rest.
     """
     record = _only(
         [*_left(name), *([*records.left_here(name), *_left_in_clusters(name)] if name else ())]
@@ -117,14 +130,14 @@ def end_left(name: str | None, say: Say) -> list[str]:
 
 
 def end_on_this_machine(name: str) -> list[str]:
-    """End a pool on this machine, of this name or job id, whoever has it: another notebook that is still open, too.
+    """End a pool on this machine by name or job id, even if another open notebook uses it.
 
     Returns:
-        What was done, in lines; none where there is no such pool.
+        A line for each action; an empty list if no pool matches.
 
     Raises:
-        RequestError: it is not clear which one is meant.
-        PoolError: something is left; names it.
+        RequestError: several pools match.
+        PoolError: not everything could be ended; the message lists the rest.
     """
     running = on_hosts.find(()).pools
     if not any(name in (pool.name, pool.job_id) for pool in running):
@@ -134,29 +147,37 @@ def end_on_this_machine(name: str) -> list[str]:
 
 def _left(name: str | None) -> list[PoolRecord]:
     rented = [
-        one for one in records.every() if one.provider in records.RENTED and records.left(one)
+        record
+        for record in records.every()
+        if record.provider in records.RENTED and records.left(record)
     ]
-    return [one for one in rented if name in (one.name, one.job_id) or name is None]
+    return [record for record in rented if name in (record.name, record.job_id) or name is None]
 
 
 def _left_in_clusters(name: str) -> list[PoolRecord]:
-    """Records of such pools; of several those that their schedulers know still, for what they end themselves leaves its record."""
-    there = [
-        one
-        for one in records.every()
-        if one.provider in providers.LISTING
-        and name in (one.name, one.job_id)
-        and records.left(one)
+    """Return the records of such pools in clusters.
+
+    If several match, keep those that their schedulers still list: a pool ended by its scheduler
+    leaves its record behind.
+    """
+    matching = [
+        record
+        for record in records.every()
+        if record.provider in providers.LISTING
+        and name in (record.name, record.job_id)
+        and records.left(record)
     ]
-    if len(there) < 2:
-        return there
-    asked = {(one.provider, _login(one)) for one in there}
-    running = {pool.job_id for place in asked for pool in providers.listing(*place).pools()}
-    return [one for one in there if one.job_id in running]
+    if len(matching) < 2:
+        return matching
+    schedulers = {(record.provider, _login(record)) for record in matching}
+    running = {
+        pool.job_id for scheduler in schedulers for pool in providers.listing(*scheduler).pools()
+    }
+    return [record for record in matching if record.job_id in running]
 
 
 def _login(record: PoolRecord) -> str | None:
-    """The login node through which a pool was made; None for none, or where nobody knows."""
+    """Return the login node through which a pool was made, or None if unknown or not used."""
     try:
         return keys.read(record.job_id).plan.request.login
     except PoolError:
@@ -193,17 +214,21 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
     return [f"pool {record.name!r} is down"]
 
 
-# -- all that is rented ----------------------------------------------------------------------------------------------
+# -- all that is rented ----------------------------------------------------------------------------
 
 
-def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> list[str]:  # noqa: B008  # it is frozen
-    """End all machines that the user has rented, in all regions, with all that was made for them.
+def everything_rented(
+    say: Say,
+    settings: CloudSettings = CloudSettings(),  # noqa: B008  # it is frozen
+) -> list[str]:
+    """Terminate all machines that the user has rented, in all regions, with their resources.
 
     Returns:
-        What was done, in lines.
+        A line for each action.
 
     Raises:
-        PoolError: something is left, or nobody could be asked; names it.
+        PoolError: not everything could be terminated, or a region does not answer; the message
+            lists the rest.
     """
     from skymagic.providers.aws import ledger, sweep
     from skymagic.providers.aws.clients import AwsClients
@@ -217,7 +242,7 @@ def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> li
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
         raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
     # a pool that another notebook rents at this very moment keeps its record
-    running = {one.job for one in ledger.every() if one.ended is None}
+    running = {rent.job for rent in ledger.every() if rent.ended is None}
     for record in records.every():
         if (
             record.provider in records.RENTED
@@ -229,7 +254,10 @@ def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> li
 
 
 def everything_rented_if_any(say: Say, settings: CloudSettings) -> list[str]:
-    """The same for a user who ends all pools and may have rented nothing: without credentials that are good, only a line says so."""
+    """Do the same for a user who ends all pools and may have rented nothing.
+
+    Invalid credentials are reported in a line instead of raised.
+    """
     if not configured():
         return []
     try:

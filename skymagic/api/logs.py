@@ -1,4 +1,7 @@
-"""What ranks wrote, of a pool that runs or of one that has ended: ``%sky_logs`` and ``skymagic logs``."""
+"""Output of ranks, of a running pool or one that has ended.
+
+Used by ``%sky_logs`` and ``skymagic logs``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from skymagic.wire.threads import run_all
 from skymagic.wire.untrusted import sanitized
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
-"""What stands in a log above the first line of each run (`kernels.agent.output`)."""
+"""Heading in a log above the first line of each run (`kernels.agent.output`)."""
 JOB_WORDS = {
     "none": "has left no log there",
     "running": "is running",
@@ -40,18 +43,19 @@ JOB_WORDS = {
 }
 Write = Callable[[str], object]
 READ_TIMEOUT = 30.0
-"""Seconds in which the agents of a pool must say how their ranks are."""
+"""Seconds within which a pool's agents must report the state of their ranks."""
 
 
 @dataclass(frozen=True)
 class LogsRequest:
-    """What is asked for: whose log (None: every rank's), how many of its last lines, whether to go on as it grows.
+    """Request for log lines: which ranks (None: all), how many last lines, and whether to follow.
 
     Attributes:
-        run: the number of one run; cell: of a notebook's cell, which may have had several.
-        grep: a regular expression that lines must have.
-        output: the variable that keeps them.
-        coming: whether the cell, of which the log has nothing yet, is on its way to the ranks.
+        run: number of a run.
+        cell: number of a cell of the notebook, which may have had several runs.
+        grep: regular expression that lines must match.
+        output: variable that receives the lines.
+        coming: returns True while a cell that the log does not show yet is on its way to the ranks.
     """
 
     rank: Selection | None = None
@@ -66,11 +70,11 @@ class LogsRequest:
 
 
 class LogReader:
-    """Reads the logs of a pool that a notebook has, over connections of its own, and changes nothing.
+    """Read-only access to the logs of a pool that a notebook has, over separate connections.
 
     Args:
-        key: what leads to the pool's nodes.
-        nodes: its machines; what owns them is not closed, because that ends rented ones.
+        key: addresses and credentials of the pool's nodes.
+        nodes: its machines. Their owner is not closed, because that would terminate rented ones.
 
     Raises:
         PoolError: a node cannot be reached.
@@ -83,8 +87,8 @@ class LogReader:
             replace(node, address=address, hostname=hostname, start_agent=partial(self._open, node))
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
-        nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
-        self.agents = Agents(readable, nothing, nothing, nothing, nothing, nothing, nothing)
+        ignore: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
+        self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore)
         status = SharedStatus(key.name, key.plan, Defaults(), key.job_id)
         try:
             self.agents.read(resources.rank_specs(status, readable, key.port), READ_TIMEOUT)
@@ -101,28 +105,31 @@ class LogReader:
         return transport
 
     def close(self) -> None:
-        """Close the connections; twice is safe."""
+        """Close the connections; calling it twice is safe."""
         self.agents.leave()
         run_all([transport.close for transport in self._transports])
 
 
 def open_reader(name: str) -> LogReader:
-    """Connect to the agents of a pool by its name or job id; the caller closes it. Raises PoolError."""
+    """Connect to the agents of a pool by its name or job id.
+
+    The caller closes the reader. Raises PoolError.
+    """
     key = keys.attachable(records.named(name).job_id)
     _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
     return LogReader(key, nodes)
 
 
 Readable = Pool | LogReader
-"""A pool whose nodes tell logs."""
+"""A pool whose logs can be read from its nodes."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a request means in a pool.
+    """A request resolved against the ranks and runs of a pool.
 
     Attributes:
-        runs: their numbers; None where no run was asked for.
+        runs: numbers of the selected runs; None if the request does not restrict them.
     """
 
     ranks: tuple[int, ...]
@@ -130,46 +137,56 @@ class Chosen:
     pattern: re.Pattern[str]
 
     def label(self, rank: int) -> str:
-        """What stands before the lines of a rank."""
+        """Return the prefix of a rank's lines."""
         return f"[{rank}] " if len(self.ranks) > 1 else ""
 
     def matching(self, lines: Sequence[str]) -> list[str]:
-        """The lines that are asked for; a bar that was redrawn counts as it stood last."""
+        """Return the lines that match the pattern.
+
+        A redrawn progress bar is matched by its final state.
+        """
         return [line for line in lines if self.pattern.search(last_state(line))]
 
 
 def show(request: LogsRequest, write: Write) -> None:
-    """Write what is asked for; of a pool that runs, with `follow` until the stop button, or the end of the run.
+    """Write the requested lines.
+
+    With `follow`, a running pool is followed until the stop button or the end of the run.
 
     Raises:
-        RequestError: there are no such ranks, no such runs, or it is no regular expression; says all of it, and nothing was read.
-        PoolError: there is no such pool, and no log of one.
+        RequestError: ranks or runs do not exist, or the regular expression is invalid; the message
+            lists all mistakes, and nothing was read.
+        PoolError: neither such a pool nor a log of one exists.
     """
-    kept = registry.last_lines(request.pool)
-    if kept is not None:
-        name, texts = kept
+    last_lines = registry.last_lines(request.pool)
+    if last_lines is not None:
+        name, texts = last_lines
         _ended(texts, request, write)
         write(
-            f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n"
+            f"[pool {name!r} has ended; the last lines of each rank are kept while the "
+            "notebook runs]\n"
         )
         return
     if (record := job_record(request)) is not None:
         show_job(record, request, write)
         return
-    found = _ended_elsewhere(request)
-    if found is None:
+    kept_log = _ended_elsewhere(request)
+    if kept_log is None:
         live(registry.pool_named(request.pool), request, write)
         return
-    _ended({0: found.text}, request, write)
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
+    _ended({0: kept_log.text}, request, write)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept_log.ended))
     write(
-        f"[pool {found.name!r} ({found.job_id}) has ended at {when}; what rank 0 wrote last is kept here]\n"
+        f"[pool {kept_log.name!r} ({kept_log.job_id}) has ended at {when}; what rank 0 "
+        "wrote last is kept here]\n"
     )
 
 
 def show_from_outside(request: LogsRequest, write: Write) -> str:
-    """The same of a pool that notebooks of this machine have, read over connections of its own; returns the status of the notebook job
-    whose log it is, or "". Raises as `show` does."""
+    """Write the requested lines of a pool of this machine's notebooks, over separate connections.
+
+    Return the status of the notebook job whose log it is, or "". Raises as `show` does.
+    """
     if (record := job_record(request)) is not None:
         return show_job(record, request, write)
     with _outside(request) as (texts, pool):
@@ -181,8 +198,11 @@ def show_from_outside(request: LogsRequest, write: Write) -> str:
 
 
 def plain(request: LogsRequest) -> dict[str, Any]:
-    """What is asked for, for programs: the pool, whether it has ended, and by rank its lines; or those of its notebook job. Raises as
-    `show` does."""
+    """Return the requested lines as plain values, for programs.
+
+    The result has the pool, whether it has ended, and the lines by rank, or those of its notebook
+    job. Raises as `show` does.
+    """
     if (record := job_record(request)) is not None:
         lines: list[str] = []
         status = show_job(record, request, lines.append)
@@ -194,24 +214,24 @@ def plain(request: LogsRequest) -> dict[str, Any]:
             "lines": text.splitlines(),
         }
     with _outside(request) as (texts, pool):
-        found = _collected(pool, texts, request)
+        logs = _collected(pool, texts, request)
     return {
         "pool": request.pool,
         "ended": pool is None,
-        "ranks": {str(rank): list(found.lines[rank]) for rank in found},
+        "ranks": {str(rank): list(logs.lines[rank]) for rank in logs},
     }
 
 
 def collected(request: LogsRequest) -> Logs:
-    """What is asked for, as an object. Raises as `show` does."""
-    kept = registry.last_lines(request.pool)
-    found = _ended_elsewhere(request)
-    texts = kept[1] if kept else {0: found.text} if found else {}
+    """Return the requested lines as an object. Raises as `show` does."""
+    last_lines = registry.last_lines(request.pool)
+    kept_log = _ended_elsewhere(request)
+    texts = last_lines[1] if last_lines else {0: kept_log.text} if kept_log else {}
     return _collected(None if texts else registry.pool_named(request.pool), texts, request)
 
 
 def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
-    """What is kept of a pool that has ended, and this process does not know."""
+    """Return the kept log of an ended pool that this process does not know, or None."""
     return (
         records.kept_log(request.pool)
         if request.pool and not registry.known(request.pool)
@@ -221,46 +241,53 @@ def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
 
 def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
     if pool is not None:
-        chosen = _chosen_of(pool, request)
-        lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
+        selection = _chosen_of(pool, request)
+        lines = {
+            rank: _last(pool.agents, rank, selection, request.lines)[0] for rank in selection.ranks
+        }
     else:
         lines = _lines_of(texts, request)[1]
     return Logs(
-        {rank: [sanitized(last_state(line)) for line in found] for rank, found in lines.items()}
+        {
+            rank: [sanitized(last_state(line)) for line in rank_lines]
+            for rank, rank_lines in lines.items()
+        }
     )
 
 
 @contextlib.contextmanager
 def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], LogReader | None]]:
-    """(by rank what is kept of a pool that has ended, what reads one that runs)."""
+    """Yield (kept texts by rank of an ended pool, reader of a running one)."""
     name = request.pool or ""
-    kept = records.kept_log(name)
-    if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
-        yield {0: kept.text}, None
+    kept_log = records.kept_log(name)
+    if kept_log is not None and not any(
+        name in (record.name, record.job_id) for record in records.every()
+    ):
+        yield {0: kept_log.text}, None
         return
     with contextlib.closing(open_reader(name)) as pool:
         yield {}, pool
 
 
-# -- of a pool that runs ---------------------------------------------------------------------------------------------
+# -- of a pool that runs ---------------------------------------------------------------------------
 
 
 def live(pool: Readable, request: LogsRequest, write: Write) -> None:
-    """Log lines of a pool that runs. Raises as `show` does."""
+    """Write log lines of a running pool. Raises as `show` does."""
     if not request.follow:
         _show_last(pool, _chosen_of(pool, request), request, write)
         return
     with contextlib.suppress(KeyboardInterrupt):  # the stop button
-        chosen = _awaited(pool, request)
-        ends = _show_last(pool, chosen, request, write)
-        follow = _follow if chosen.runs is None else _follow_run
-        follow(pool.agents, chosen, ends, write)
+        selection = _awaited(pool, request)
+        ends = _show_last(pool, selection, request, write)
+        follow = _follow if selection.runs is None else _follow_run
+        follow(pool.agents, selection, ends, write)
 
 
 def _show_last(
     pool: Readable, chosen: Chosen, request: LogsRequest, write: Write
 ) -> dict[int, int]:
-    """Write the last lines that are asked for; where they end, in bytes, by rank."""
+    """Write the requested last lines, and return their end by rank, in bytes."""
     ends = {}
     for rank in chosen.ranks:
         lines, ends[rank] = _last(pool.agents, rank, chosen, request.lines)
@@ -269,40 +296,40 @@ def _show_last(
 
 
 def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
-    """What is asked for of this pool. Raises RequestError with all mistakes."""
+    """Resolve the request against this pool. Raises RequestError with all mistakes."""
     return _chosen(
         request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks)
     )
 
 
 def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
-    """What is asked for of this pool, once a cell that is on its way to the ranks has begun."""
+    """Resolve the request once a cell that is on its way to the ranks has started."""
     ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
     while True:
         coming = request.coming()
-        end = telemetry.last(pool.agents, ranks[0], 1)[1]
+        log_end = telemetry.last(pool.agents, ranks[0], 1)[1]
         try:
             return _chosen_of(pool, request)
         except RequestError:
             if not coming:
                 raise
-        telemetry.since(pool.agents, ranks[0], end, 1.0)
+        telemetry.since(pool.agents, ranks[0], log_end, 1.0)
 
 
 def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[str], int]:
-    """The last lines of a rank; where they end, in bytes."""
+    """Return the last lines of a rank, and their end in bytes."""
     if chosen.runs is None and not chosen.pattern.pattern:
         text, end = telemetry.last(agents, rank, lines)
         return (text.removesuffix("\n").split("\n") if text else []), end
-    kept, end = deque[str](maxlen=lines), 0
+    last_lines, end = deque[str](maxlen=lines), 0
     for run in chosen.runs or (WHOLE_LOG,):
-        rest = ""
+        partial_line = ""
         for piece in telemetry.pieces(agents, rank, run):
-            *whole, rest = (rest + piece["text"]).split("\n")
-            kept.extend(chosen.matching(whole))
+            *complete_lines, partial_line = (partial_line + piece["text"]).split("\n")
+            last_lines.extend(chosen.matching(complete_lines))
             end = piece["end"]
-        kept.extend(chosen.matching([rest] if rest else []))
-    return list(kept), end
+        last_lines.extend(chosen.matching([partial_line] if partial_line else []))
+    return list(last_lines), end
 
 
 def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
@@ -313,104 +340,121 @@ def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) 
 
 
 def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
-    """Go on with the last of these runs, until it is over on all ranks."""
+    """Follow the last of the selected runs until it has ended on all ranks."""
     assert chosen.runs
-    rests = dict.fromkeys(chosen.ranks, "")
-    while rests:
-        for rank in list(rests):
-            over, before = False, ends[rank]
-            for piece in telemetry.pieces(agents, rank, chosen.runs[-1], before or None):
-                *whole, rests[rank] = (rests[rank] + piece["text"]).split("\n")
+    partial_lines = dict.fromkeys(chosen.ranks, "")
+    while partial_lines:
+        for rank in list(partial_lines):
+            over, previous_end = False, ends[rank]
+            for piece in telemetry.pieces(agents, rank, chosen.runs[-1], previous_end or None):
+                *complete_lines, partial_lines[rank] = (partial_lines[rank] + piece["text"]).split(
+                    "\n"
+                )
                 ends[rank], over = piece["end"], piece["over"]
-                write(_labelled(chosen.matching(whole), chosen.label(rank)))
+                write(_labelled(chosen.matching(complete_lines), chosen.label(rank)))
             if over:
-                rest = rests.pop(rank)
-                write(_labelled(chosen.matching([rest] if rest else []), chosen.label(rank)))
-            elif ends[rank] == before:  # its log tells when there is more
-                telemetry.since(agents, rank, ends[rank], 1.0 / len(rests))
+                partial_line = partial_lines.pop(rank)
+                write(
+                    _labelled(
+                        chosen.matching([partial_line] if partial_line else []), chosen.label(rank)
+                    )
+                )
+            elif ends[rank] == previous_end:  # its log tells when there is more
+                telemetry.since(agents, rank, ends[rank], 1.0 / len(partial_lines))
 
 
 def _labelled(lines: Sequence[str], label: str) -> str:
-    """Lines of a log as text that is safe to print: a log is read in a terminal as well, and holds what any program there wrote."""
+    """Return log lines as text that is safe to print.
+
+    A log holds what any program on the node wrote, and is also read in a terminal.
+    """
     return sanitized("".join(log_lines(f"{line}\n", label) for line in lines))
 
 
-# -- of a notebook job -----------------------------------------------------------------------------------------------
+# -- of a notebook job -----------------------------------------------------------------------------
 
 
 def job_record(request: LogsRequest) -> PoolRecord | None:
-    """Return the record of a pool that a notebook job has, or had last, if its log is what is asked for; else None."""
+    """Return the record of a pool if the log of its notebook job is requested, or None.
+
+    The job may have ended.
+    """
     of_ranks = request.rank is not None or request.run is not None or request.cell is not None
     if request.pool is None or of_ranks or registry.known(request.pool):
         return None
-    found = [one for one in records.every() if request.pool in (one.name, one.job_id)]
-    return found[0] if len(found) == 1 and found[0].notebook else None
+    matching = [
+        record for record in records.every() if request.pool in (record.name, record.job_id)
+    ]
+    return matching[0] if len(matching) == 1 and matching[0].notebook else None
 
 
 def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
-    """Write the last lines of a notebook job's log, with `follow` until it has ended; return its status (`wire.notebook`).
+    """Write the last lines of a notebook job's log, and return its status (`wire.notebook`).
 
-    KeyboardInterrupt leaves the job as it is.
+    With `follow`, continue until the job has ended. KeyboardInterrupt leaves the job running.
 
     Raises:
-        RequestError: `grep` is no regular expression.
-        PoolError, ProvisionError: its head cannot be reached.
+        RequestError: `grep` is not a valid regular expression.
+        PoolError, ProvisionError: the head cannot be reached.
     """
     pattern = _pattern(request.grep)
-    rest = ""
+    partial_line = ""
     size: int | None = request.lines  # of the log so far; what comes later is shown whole
 
     def take(text: str) -> None:
-        nonlocal rest, size
-        *lines, rest = (rest + text).split("\n")
+        nonlocal partial_line, size
+        *lines, partial_line = (partial_line + text).split("\n")
         matching = [line for line in lines if pattern.search(last_state(line))]
         write(_labelled(matching[-size:] if size else matching, ""))
         size = None
 
     state = notebooks.follow(record, take, until_end=request.follow)
-    take("\n" if rest else "")
+    take("\n" if partial_line else "")
     problem = f": {state.problem}" if state.problem else ""
     write(f"[{record.notebook} {JOB_WORDS[state.status]}{problem}]\n")
     return state.status
 
 
-# -- of a pool that has ended ----------------------------------------------------------------------------------------
+# -- of a pool that has ended ----------------------------------------------------------------------
 
 
 def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None:
-    chosen, lines = _lines_of(texts, request)
-    for rank in chosen.ranks:
-        write(_labelled(lines[rank], chosen.label(rank)))
+    selection, lines = _lines_of(texts, request)
+    for rank in selection.ranks:
+        write(_labelled(lines[rank], selection.label(rank)))
 
 
 def _lines_of(
     texts: Mapping[int, str], request: LogsRequest
 ) -> tuple[Chosen, dict[int, list[str]]]:
-    """The lines that are asked for, by rank, of what is kept."""
+    """Return the resolved request, and the requested lines of kept texts by rank."""
     lines = {rank: text.removesuffix("\n").split("\n") for rank, text in texts.items()}
     headings = {
-        rank: [match for line in some if (match := HEADING.fullmatch(line))]
-        for rank, some in lines.items()
+        rank: [match for line in rank_lines if (match := HEADING.fullmatch(line))]
+        for rank, rank_lines in lines.items()
     }
 
     def runs(ranks: Sequence[int]) -> dict[int, int]:
         return {
-            int(one["run"]): int(one["cell"])
+            int(heading["run"]): int(heading["cell"])
             for rank in ranks
-            for one in headings[rank]
-            if one["run"]
+            for heading in headings[rank]
+            if heading["run"]
         }
 
-    chosen = _chosen(request, sorted(texts), runs)
-    found = {
-        rank: lines[rank] if chosen.runs is None else list(of_runs(lines[rank], chosen.runs))
-        for rank in chosen.ranks
+    selection = _chosen(request, sorted(texts), runs)
+    selected = {
+        rank: lines[rank] if selection.runs is None else list(of_runs(lines[rank], selection.runs))
+        for rank in selection.ranks
     }
-    return chosen, {rank: chosen.matching(some)[-request.lines :] for rank, some in found.items()}
+    return selection, {
+        rank: selection.matching(rank_lines)[-request.lines :]
+        for rank, rank_lines in selected.items()
+    }
 
 
 def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
-    """The lines below the headings of these runs; pure."""
+    """Yield the lines below the headings of these runs; pure."""
     inside = False
     for line in lines:
         if heading := HEADING.fullmatch(line):
@@ -419,38 +463,41 @@ def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
             yield line
 
 
-# -- what is meant ---------------------------------------------------------------------------------------------------
+# -- what is meant ---------------------------------------------------------------------------------
 
 
 def _chosen(
     request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence[int]], Mapping[int, int]]
 ) -> Chosen:
-    """What is asked for, where a pool has these ranks; `runs` tells run → cell of some of them. Raises RequestError with all mistakes."""
+    """Resolve a request against the ranks of a pool; `runs` returns run → cell for given ranks.
+
+    Raises RequestError with all mistakes.
+    """
     mistakes: list[str] = []
     ranks = tuple(there)
     with noted_in(mistakes):
         size = max(there, default=-1) + 1
         ranks = (
-            tuple(one for one in (request.rank or Selection("all")).ranks(size) if one in there)
+            tuple(rank for rank in (request.rank or Selection("all")).ranks(size) if rank in there)
             if size
             else ()
         )
     pattern = re.compile("")
     with noted_in(mistakes):
         pattern = _pattern(request.grep)
-    chosen: tuple[int, ...] | None = None
+    selected_runs: tuple[int, ...] | None = None
     if request.run is not None or request.cell is not None:
-        found = runs(ranks)
-        chosen = tuple(
+        cells_by_run = runs(ranks)
+        selected_runs = tuple(
             run
-            for run, cell in found.items()
+            for run, cell in cells_by_run.items()
             if request.run in (None, run) and request.cell in (None, cell)
         )
-        if not chosen:
-            mistakes.append(_no_run(request, found))
+        if not selected_runs:
+            mistakes.append(_no_run(request, cells_by_run))
     if mistakes:
         raise RequestError(mistakes)
-    return Chosen(ranks, chosen, pattern)
+    return Chosen(ranks, selected_runs, pattern)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str]:
@@ -462,16 +509,19 @@ def _pattern(grep: str | None) -> re.Pattern[str]:
 
 
 def _no_run(request: LogsRequest, found: Mapping[int, int]) -> str:
-    """Why no run is meant, and which there are."""
+    """Return a message that no run matches, with the existing ones."""
     if request.cell is None:
         return f"the log has no run {request.run}; {_listed('run', list(found))}"
     if request.run is None:
-        return f"the log has no run of cell {request.cell}; {_listed('cell', sorted({*found.values()}))}"
+        return (
+            f"the log has no run of cell {request.cell}; "
+            f"{_listed('cell', sorted({*found.values()}))}"
+        )
     return f"the log has no run {request.run} of cell {request.cell}"
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:
-    """Which there are."""
+    """Return a sentence that lists the existing runs or cells."""
     if not numbers:
         return "there are none yet"
     return (

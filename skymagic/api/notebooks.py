@@ -1,6 +1,7 @@
-"""Notebook jobs: ``skymagic run`` executes a notebook with papermill on a pool's head, independent of this machine.
+"""Notebook jobs: ``skymagic run`` executes a notebook with papermill on a pool's head.
 
-The head's side is `kernels.daemon.notebook`. The job's first cell attaches to the pool, so that its kernel has the pool as any notebook has.
+The job does not depend on this machine. The head's side is `kernels.daemon.notebook`. The job's
+first cell attaches to the pool, so that its kernel uses the pool like any other notebook.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NotebookRequest:
-    """A notebook to execute on the head of a pool.
+    """Notebook to execute on the head of a pool.
 
     Attributes:
         pool: the pool's name or job id.
         parameters: ``name=value`` texts, for the cell tagged ``parameters``.
-        take_over: whether a notebook that is alive may lose the pool.
+        take_over: take the pool from a notebook that is alive.
     """
 
     notebook: Path
@@ -55,11 +56,13 @@ class NotebookRequest:
 
 
 def start(request: NotebookRequest) -> PoolRecord:
-    """Start a notebook on the head of a pool, and return the pool's record; the job does not need this process.
+    """Start a notebook on the head of a pool, and return the pool's record.
+
+    The job does not need this process.
 
     Raises:
-        RequestError: all mistakes of the request; nothing was started.
-        PoolError: the head cannot be reached, or refuses the notebook; says why.
+        RequestError: lists all mistakes in the request; nothing was started.
+        PoolError: the head cannot be reached or refuses the notebook; the message gives the reason.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
@@ -87,7 +90,7 @@ def start(request: NotebookRequest) -> PoolRecord:
 
 
 def _add_attach_cell(notebook: dict[str, Any], request: NotebookRequest) -> None:
-    """Have the notebook attach to the pool in its first cell."""
+    """Insert a first cell that attaches to the pool."""
     take_over = ", take_over=True" if request.take_over else ""
     source = f"import skymagic as sky\n\nsky.attach({request.pool!r}{take_over});"
     cell: dict[str, Any] = {
@@ -111,7 +114,7 @@ def _start(
     secrets = key.plan.request.secrets
     env = {name: os.environ[name] for name in secrets if name in os.environ}
     folder, pool_files = str(request.notebook.expanduser().absolute().parent), {}
-    held = replace(record, notebook=request.notebook.name)
+    job_record = replace(record, notebook=request.notebook.name)
     with machines(key) as nodes:
         if key.plan.remote:
             folder = "~"
@@ -120,20 +123,22 @@ def _start(
             pool_files = _pool_files(record, replace(key, accesses=accesses))
         output = f"{folder}/{request.executed}"
         order = wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
-        records.write(held)  # before the job's kernel takes it
+        records.write(job_record)  # before the job's kernel takes it
         state = _asked(nodes[0], "start", record.job_id, order=order)
     if state.status == "refused":
         records.write(record)
         raise PoolError(f"pool {record.name!r} does not execute it: {state.problem}")
     if key.plan.remote:  # else the job's kernel says itself that it has the pool
-        held = replace(held, process=state.process, machine=state.machine, folder=folder)
-        records.write(held)
-    logger.info("pool=%s notebook %s started", record.job_id, held.notebook)
-    return held
+        job_record = replace(
+            job_record, process=state.process, machine=state.machine, folder=folder
+        )
+        records.write(job_record)
+    logger.info("pool=%s notebook %s started", record.job_id, job_record.notebook)
+    return job_record
 
 
 def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
-    """Return the files by which the job's kernel attaches to the pool from its head."""
+    """Return the files that let the job's kernel attach to the pool from its head."""
     files = {
         ".json": json.dumps(asdict(replace(record, process=""))).encode(),
         ".key": keys.packed(key),
@@ -148,7 +153,9 @@ def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
 def follow(
     record: PoolRecord, write: Callable[[str], object], *, until_end: bool
 ) -> wire.NotebookState:
-    """Write the log of the job on a pool, with `until_end` until the job has ended, and return the job's state.
+    """Write the log of the job on a pool, and return the job's state.
+
+    With `until_end`, follow the log until the job has ended.
 
     Raises:
         PoolError, ProvisionError: the head cannot be reached.
@@ -165,14 +172,17 @@ def follow(
 
 
 def stop(name: str) -> wire.NotebookState:
-    """Interrupt the job on a pool, and return the state it was in. Raises as `follow` does."""
+    """Interrupt the job on a pool, and return its previous state. Raises as `follow` does."""
     record = records.named(name)
     with machines(keys.read(record.job_id)) as nodes:
         return _asked(nodes[0], "stop", record.job_id)
 
 
 def get(name: str, source: str, target: str) -> str:
-    """Copy a file or a folder from the head of a pool, whoever has the pool; says what was copied. Raises FilesError."""
+    """Copy a file or a folder from the head of a pool, even if another notebook has the pool.
+
+    Return a summary of the copy. Raises FilesError.
+    """
     key = keys.read(records.named(name).job_id)
     with machines(key) as nodes, Copying() as progress:
         folder = "~" if key.plan.remote else str(Path.cwd())
@@ -182,7 +192,10 @@ def get(name: str, source: str, target: str) -> str:
 
 
 def settled(record: PoolRecord) -> PoolRecord:
-    """Return the record of a pool, which nobody has any more if the job on it has ended; the head is asked."""
+    """Return the record of a pool, marked as released if the job on it has ended.
+
+    The state of the job is read from the head.
+    """
     if record.notebook and not (records.left(record) or record.process == identity()):
         with contextlib.suppress(SkyError, OSError), machines(keys.read(record.job_id)) as nodes:
             return _settle(record, _asked(nodes[0], "logs", record.job_id))
@@ -190,7 +203,7 @@ def settled(record: PoolRecord) -> PoolRecord:
 
 
 def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
-    """Keep in the record that the job has ended, and which runs of the pool it has shown."""
+    """Record that the job has ended, and which runs of the pool it has shown."""
     if state.status == "running" or state.process != record.process:
         return record  # it runs, or its kernel on this machine has written the record itself
     logger.info("pool=%s notebook %s %s", record.job_id, record.notebook, state.status)
@@ -204,7 +217,10 @@ def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
 
 @contextmanager
 def machines(key: PoolKey) -> Iterator[list[Node]]:
-    """Yield the machines of a pool, the head first; each is connected to when something is run there."""
+    """Yield the machines of a pool, the head first.
+
+    Each connection is opened when a command runs on the machine.
+    """
     _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
     try:
         yield list(nodes)
@@ -230,7 +246,7 @@ def _messages(
 def _asked(
     head_node: Node, *words: str, order: wire.ExecuteNotebook | None = None
 ) -> wire.NotebookState:
-    """Return the job's state, as the answer to a request ends with it."""
+    """Send a request and return the job's state, which ends the reply."""
     for message in _messages(head_node, *words, order=order):
         if isinstance(message, wire.NotebookState):
             return message

@@ -1,7 +1,8 @@
-"""Where pools of a user run, whoever started them: on hosts, found by what agents have written there, in jobs of a cluster, found by its
-scheduler, or at EC2, found by their tags.
+"""List and end a user's pools by place, no matter who started them.
 
-Both are listed as text and as plain values, and ended, from any machine that may log in there or has the credentials.
+Pools on hosts are found by the files of their agents, pools in cluster jobs by the scheduler, and
+pools at EC2 by their tags. They can be listed, as text and as plain values, and ended from any
+machine that has SSH access or the credentials.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def place_mistakes(hosts: Sequence[str], provider: str | None, login: str | None) -> list[str]:
-    """What contradicts itself in how a place is named."""
+    """Return a message for each contradiction in the options that name a place."""
     checks = (
         (
             provider and hosts,
@@ -45,8 +46,11 @@ def place_mistakes(hosts: Sequence[str], provider: str | None, login: str | None
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """Pools to show: one by name, or all of them; those on hosts where any are named, or what is on their disks, or those rented from a
-    provider, or of a cluster, seen from its login node; and the variable that keeps what is shown."""
+    """Pools to show: one by name, or all of them.
+
+    They are those on the given hosts, allocated by a provider, or in a cluster seen from its login
+    node; or the disks of the hosts are shown. `output` names the variable that receives the result.
+    """
 
     name: str | None = None
     hosts: tuple[str, ...] = ()
@@ -55,10 +59,10 @@ class StatusRequest:
     provider: str | None = None
     login: str | None = None
     cost: bool = False
-    """Show what pools cost now and have cost within a month, as this machine has kept it."""
+    """Show current costs and those of the last month, as recorded on this machine."""
 
     def mistakes(self) -> list[str]:
-        """What contradicts itself."""
+        """Return a message for each contradiction in the request."""
         if self.cost and (self.hosts or self.provider or self.login or self.disk):
             return ["--cost is of all pools of this machine's notebooks: leave the place out"]
         return [
@@ -75,66 +79,74 @@ class StatusRequest:
 def look(
     request: StatusRequest, settings: CloudSettings
 ) -> HostListing | ClusterListing | TagListing:
-    """What runs on the request's hosts (on this machine where none are named), in jobs of a cluster, or is rented.
+    """List the pools on the request's hosts (default: this machine), in a cluster, or rented.
 
     Raises:
-        RequestError: a host's name is none.
-        PoolError: no host could be asked; says why. CloudError: AWS cannot be asked.
+        RequestError: a host name is invalid.
+        PoolError: no host could be reached; the message gives the reasons.
+        CloudError: AWS cannot be reached.
     """
     if request.provider in providers.LISTING:
         pools = providers.listing(request.provider, request.login).pools()
         return ClusterListing(
-            [one for one in pools if request.name in (None, one.name, one.job_id)]
+            [pool for pool in pools if request.name in (None, pool.name, pool.job_id)]
         )
     if request.provider:
         from skymagic.providers.aws import sweep
         from skymagic.providers.aws.clients import AwsClients
 
         return TagListing(sweep.tagged_pools(AwsClients.of(settings), request.name))
-    found = on_hosts.find(request.hosts)
-    if not found.reached:
-        raise PoolError("; ".join(f"{host}: {reason}" for host, reason in found.unreached.items()))
+    inventory = on_hosts.find(request.hosts)
+    if not inventory.reached:
+        raise PoolError(
+            "; ".join(f"{host}: {reason}" for host, reason in inventory.unreached.items())
+        )
     # these hosts have told all that they run: other records of theirs are of pools that have ended
-    records.forget(found.reached, [one.job_id for one in found.pools])
+    records.forget(inventory.reached, [pool.job_id for pool in inventory.pools])
     name = request.name
     return HostListing(
         replace(
-            found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id))
+            inventory,
+            pools=tuple(pool for pool in inventory.pools if name in (None, pool.name, pool.job_id)),
         )
     )
 
 
-# -- on hosts --------------------------------------------------------------------------------------------------------
+# -- on hosts --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HostListing:
-    """What was found on hosts."""
+    """Pools found on hosts."""
 
     found: Found
 
     @property
     def unreached(self) -> dict[str, str]:
-        """Host → why it could not be asked."""
+        """Host → reason why it could not be reached."""
         return self.found.unreached
 
     def text(self, own: Collection[str] = ()) -> str:
-        """For people; `own` are job ids of this process."""
-        found = self.found
-        blocks = [_pool_text(pool, pool.job_id in own, found.here) for pool in found.pools]
+        """Return the listing as text; `own` are job ids of this process."""
+        inventory = self.found
+        blocks = [_pool_text(pool, pool.job_id in own, inventory.here) for pool in inventory.pools]
         blocks = blocks or [
-            f"you have no pool {'here that outlives its notebook' if found.here else 'there'}"
+            f"you have no pool {'here that outlives its notebook' if inventory.here else 'there'}"
         ]
-        for host, number in found.unread.items():
+        for host, number in inventory.unread.items():
             blocks.append(
-                f"{host}: {count(number, 'agent')} of another version of skymagic, whose record cannot be read"
+                f"{host}: {count(number, 'agent')} of another version of skymagic, whose "
+                "record cannot be read"
             )
         return "\n\n".join(
-            [*blocks, *(f"{host}: {reason}" for host, reason in found.unreached.items())]
+            [*blocks, *(f"{host}: {reason}" for host, reason in inventory.unreached.items())]
         )
 
     def plain(self) -> dict[str, Any]:
-        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
+        """Return the listing as plain values for programs; the fields are stable across versions.
+
+        Times are seconds since 1970.
+        """
         return {
             "pools": [
                 {
@@ -156,44 +168,49 @@ class HostListing:
 def end_on_hosts(
     hosts: Sequence[str], name: str | None, every: bool, own: Collection[str] = ()
 ) -> list[str]:
-    """End pools on hosts; on this machine where none are named.
+    """End pools on hosts, or on this machine if no hosts are given.
 
     Args:
-        name: a pool's name or job id; None for the only one.
-        every: all of them.
-        own: job ids of pools of this process, which end in another way.
+        name: name or job id of a pool; None for the only one.
+        every: end all of them.
+        own: job ids of this process's pools, which end in another way.
 
     Returns:
-        What was done, in lines.
+        A line for each action.
 
     Raises:
-        RequestError: it is not clear which pool is meant, or it is this process's own.
-        PoolError: something is left; names it.
+        RequestError: the request is ambiguous, or selects a pool of this process.
+        PoolError: not everything could be ended; the message lists the rest.
     """
-    found = on_hosts.find(hosts)
-    pools = on_hosts.chosen(found, name, every)
-    if mine := [one.name for one in pools if one.job_id in own]:
-        raise RequestError(f"{', '.join(mine)}: of this notebook; %sky_down {mine[0]} ends it")
+    inventory = on_hosts.find(hosts)
+    pools = on_hosts.chosen(inventory, name, every)
+    if own_names := [pool.name for pool in pools if pool.job_id in own]:
+        raise RequestError(
+            f"{', '.join(own_names)}: of this notebook; %sky_down {own_names[0]} ends it"
+        )
     command = "%sky_down" if live.in_ipython() else "skymagic down"
-    who = f"`{command}` on {gethostname()}"
-    left = {**found.unreached, **on_hosts.end(pools, who, here=found.here)}
-    lines = [_ended(pool, left) for pool in pools]
+    ended_by = f"`{command}` on {gethostname()}"
+    unreached = {**inventory.unreached, **on_hosts.end(pools, ended_by, here=inventory.here)}
+    lines = [_ended(pool, unreached) for pool in pools]
     records.forget(
-        set(found.reached) - set(left),
-        {one.job_id for one in found.pools} - {one.job_id for one in pools},
+        set(inventory.reached) - set(unreached),
+        {pool.job_id for pool in inventory.pools} - {pool.job_id for pool in pools},
     )
-    if left:
+    if unreached:
         raise PoolError(
-            "; ".join([*lines, *(f"{host}: {reason}" for host, reason in left.items())])
+            "; ".join([*lines, *(f"{host}: {reason}" for host, reason in unreached.items())])
         )
     return lines
 
 
 def _ended(pool: FoundPool, left: Collection[str]) -> str:
-    hosts = [one.host for one in pool.nodes if one.host not in left]
+    hosts = [node.host for node in pool.nodes if node.host not in left]
     text = f"pool {pool.name!r} ({pool.job_id}) is down on {', '.join(hosts) or 'no host'}"
     if pool.elsewhere:
-        text += f"; {count(pool.elsewhere, 'node')} of it {'is' if pool.elsewhere == 1 else 'are'} on hosts that were not named"
+        text += (
+            f"; {count(pool.elsewhere, 'node')} of it "
+            f"{'is' if pool.elsewhere == 1 else 'are'} on hosts that were not named"
+        )
     return text
 
 
@@ -222,20 +239,23 @@ def _numbers(numbers: Sequence[int], noun: str) -> str:
 
 
 def state(node: FoundNode) -> str:
-    """What a node does, and when it ends by itself: "idle for 12m; its notebook is away for 1h; ends in 18m"."""
+    """Return a node's activity and when it ends by itself.
+
+    Example: "idle for 12m; its notebook is away for 1h; ends in 18m".
+    """
     record, now = node.record, node.clock
     busy = f"a cell runs for {roughly(now - record.busy_since)}" if record.busy_since else ""
-    words = [busy or f"idle for {roughly(now - (record.idle_since or record.started))}"]
+    parts = [busy or f"idle for {roughly(now - (record.idle_since or record.started))}"]
     if record.away_since:
-        words.append(f"its notebook is away for {roughly(now - record.away_since)}")
+        parts.append(f"its notebook is away for {roughly(now - record.away_since)}")
     ends = _ends(node)
     if ends is not None:
-        words.append(f"ends in {roughly(ends - now)}")
-    return "; ".join(words)
+        parts.append(f"ends in {roughly(ends - now)}")
+    return "; ".join(parts)
 
 
 def _ends(node: FoundNode) -> float | None:
-    """When it ends by itself if nothing else happens, by the node's clock."""
+    """Return the time, on the node's clock, when it ends if nothing else happens, or None."""
     record = node.record
     limits = [record.started + record.max_lifetime] if record.max_lifetime is not None else []
     if not record.busy_since and record.idle_timeout is not None:
@@ -246,12 +266,12 @@ def _ends(node: FoundNode) -> float | None:
 
 
 def roughly(seconds: float) -> str:
-    """A duration to two units: 2h10m, 4m10s, 0s."""
-    whole = max(0, round(seconds))
+    """Return a duration in at most two units: 2h10m, 4m10s, 0s."""
+    total = max(0, round(seconds))
     for unit, fine in ((86400, 3600), (3600, 60)):
-        if whole >= unit:
-            return duration_text(whole // fine * fine)
-    return duration_text(whole) if whole else "0s"
+        if total >= unit:
+            return duration_text(total // fine * fine)
+    return duration_text(total) if total else "0s"
 
 
 def _plain_node(node: FoundNode) -> dict[str, Any]:
@@ -269,60 +289,64 @@ def _plain_node(node: FoundNode) -> dict[str, Any]:
     }
 
 
-# -- in jobs of a cluster --------------------------------------------------------------------------------------------
+# -- in jobs of a cluster --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClusterListing:
-    """What a cluster's scheduler knows of."""
+    """Pools that a cluster's scheduler lists."""
 
     pools: Sequence[ListedPool]
     unreached: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, own: Collection[str] = ()) -> str:
-        """For people; `own` are job ids of this process."""
+        """Return the listing as text; `own` are job ids of this process."""
         rows = [
             (
-                one.name,
-                one.job_id,
-                one.where,
-                one.state,
-                roughly(one.ends - time()) if one.ends else "-",
+                pool.name,
+                pool.job_id,
+                pool.where,
+                pool.state,
+                roughly(pool.ends - time()) if pool.ends else "-",
             )
-            for one in self.pools
+            for pool in self.pools
         ]
         heading = ("pool", "job id", "runs in", "state", "time left")
-        ends = (
+        hint = (
             "to end one: %sky_down JOB-ID --provider NAME"
-            if {one.job_id for one in self.pools} - set(own)
+            if {pool.job_id for pool in self.pools} - set(own)
             else ""
         )
         return (
-            "\n".join(filter(None, (table([heading, *rows]), ends)))
+            "\n".join(filter(None, (table([heading, *rows]), hint)))
             if rows
             else "none of your pools runs there"
         )
 
     def plain(self) -> dict[str, Any]:
-        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
-        return {"pools": [vars(one) for one in self.pools], "unreached": {}}
+        """Return the listing as plain values for programs; the fields are stable across versions.
+
+        Times are seconds since 1970.
+        """
+        return {"pools": [vars(pool) for pool in self.pools], "unreached": {}}
 
 
 def end_in_cluster(
     provider: str, name: str | None, own: Collection[str] = (), login: str | None = None
 ) -> list[str]:
-    """End one pool that a cluster's scheduler knows of.
+    """End one pool that a cluster's scheduler lists.
 
     Args:
-        name: its name or job id; None for the only one. own: job ids of pools of this process, which end in another way.
-        login: the cluster's login node, where this is not one.
+        name: its name or job id; None for the only one.
+        own: job ids of this process's pools, which end in another way.
+        login: the cluster's login node, if this machine is not one.
 
     Returns:
-        What was done, in lines.
+        A line for each action.
 
     Raises:
-        RequestError: it is not clear which pool is meant, or it is this process's own.
-        ProvisionError: nobody answers, or it goes on.
+        RequestError: the request is ambiguous, or selects a pool of this process.
+        ProvisionError: the scheduler does not answer, or the job keeps running.
     """
     cluster = providers.listing(provider, login)
     pool = _only(cluster, name, provider)
@@ -335,23 +359,27 @@ def end_in_cluster(
 
 def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
     pools = cluster.pools()
-    found = [one for one in pools if name in (None, one.name, one.job_id)]
-    if len(found) != 1:
-        listed = ", ".join(f"{one.job_id} ({one.where})" for one in found or pools) or "none"
+    matching = [pool for pool in pools if name in (None, pool.name, pool.job_id)]
+    if len(matching) != 1:
+        listed = ", ".join(f"{pool.job_id} ({pool.where})" for pool in matching or pools) or "none"
         raise RequestError(
-            f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}"
+            f"{len(matching)} of your pools match: say which one; --provider {provider} has "
+            f"{listed}"
         )
-    return found[0]
+    return matching[0]
 
 
 @contextmanager
 def brought(name: str | None, login: str | None) -> Iterator[str]:
-    """The name of a pool to attach to, with its record and its key on this machine. Where they are not here, they are copied from the
-    login node's home, and deleted there once the pool is attached to.
+    """Yield the name of a pool to attach to, with its record and key available on this machine.
+
+    Missing files are copied from the login node's home, and deleted there once the pool is
+    attached.
 
     Raises:
-        RequestError: it is not clear which pool is meant. ProvisionError: nobody answers, or nothing of it is there.
-        PoolError: another version of skymagic has made it.
+        RequestError: the request is ambiguous.
+        ProvisionError: the login node does not answer, or has no files of the pool.
+        PoolError: the pool was made by another version of skymagic.
     """
     from skymagic.providers.slurm import Slurm
 
@@ -360,7 +388,7 @@ def brought(name: str | None, login: str | None) -> Iterator[str]:
         return
     cluster = Slurm(login)
     job_id = _only(cluster, name, "slurm").job_id
-    if any(one.job_id == job_id for one in records.every()):
+    if any(record.job_id == job_id for record in records.every()):
         yield job_id
         return
     try:
@@ -376,34 +404,37 @@ def brought(name: str | None, login: str | None) -> Iterator[str]:
     cluster.carried(job_id, drop=True)
 
 
-# -- at EC2, by tags -------------------------------------------------------------------------------------------------
+# -- at EC2, by tags -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TagListing:
-    """What is rented."""
+    """Rented pools."""
 
     found: Tagged
 
     @property
     def unreached(self) -> dict[str, str]:
-        """Region → why it could not be asked."""
+        """Region → reason why it could not be reached."""
         return self.found.unreached
 
     def text(self, own: Collection[str] = ()) -> str:
-        """For people; `own` are job ids of this process."""
-        found = self.found
-        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or [
+        """Return the listing as text; `own` are job ids of this process."""
+        tagged = self.found
+        blocks = [_rented_text(pool, pool.job_id in own) for pool in tagged.pools] or [
             "you have no pool on EC2"
         ]
         return "\n\n".join(
-            [*blocks, *(f"{region}: {reason}" for region, reason in found.unreached.items())]
+            [*blocks, *(f"{region}: {reason}" for region, reason in tagged.unreached.items())]
         )
 
     def plain(self) -> dict[str, Any]:
-        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
+        """Return the listing as plain values for programs; the fields are stable across versions.
+
+        Times are seconds since 1970.
+        """
         pools = [
-            {**vars(pool), "machines": [vars(one) for one in pool.machines]}
+            {**vars(pool), "machines": [vars(machine) for machine in pool.machines]}
             for pool in self.found.pools
         ]
         return {"pools": pools, "unreached": self.found.unreached}
@@ -412,19 +443,19 @@ class TagListing:
 def end_rented(
     name: str | None, say: Callable[[str], None], settings: CloudSettings, own: Collection[str] = ()
 ) -> list[str]:
-    """End one rented pool, with all that was made for it.
+    """End one rented pool with all resources created for it.
 
     Args:
         name: its name or job id; None for the only one.
-        own: job ids of pools of this process, which end in another way.
+        own: job ids of this process's pools, which end in another way.
 
     Returns:
-        What was done, in lines.
+        A line for each action.
 
     Raises:
-        RequestError: it is not clear which pool is meant, or it is this process's own.
-        CloudError: nobody can be asked, or not where it may be.
-        PoolError: something is left; names it.
+        RequestError: the request is ambiguous, or selects a pool of this process.
+        CloudError: AWS, or a region that may hold the pool, cannot be reached.
+        PoolError: not everything could be ended; the message lists the rest.
     """
     from skymagic.providers.aws import catalogue, sweep
     from skymagic.providers.aws.clients import AwsClients
@@ -447,12 +478,19 @@ def _rented_text(pool: TaggedPool, own: bool) -> str:
     now = time()
     rows = [("machine", "type", "GPUs", "zone", "state", "for")]
     rows += [
-        (one.id, one.type, one.gpus, one.zone, one.state, roughly(now - one.launched))
-        for one in pool.machines
+        (
+            machine.id,
+            machine.type,
+            machine.gpus,
+            machine.zone,
+            machine.state,
+            roughly(now - machine.launched),
+        )
+        for machine in pool.machines
     ]
     ends = f"ends itself at {pool.ends} at the latest"
-    which = pool.name if own else f"{pool.job_id} --provider aws"
-    return "\n".join([_heading(pool), table(rows), ends, f"to end it: %sky_down {which}"])
+    target = pool.name if own else f"{pool.job_id} --provider aws"
+    return "\n".join([_heading(pool), table(rows), ends, f"to end it: %sky_down {target}"])
 
 
 def _heading(pool: TaggedPool) -> str:

@@ -1,4 +1,4 @@
-"""A pool that runs, as Python code uses it: cells, tasks, variables, files and logs."""
+"""Methods of a running pool for Python code: cells, tasks, variables, files and logs."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from skymagic.pool.runs import UnfinishedRun
 from skymagic.run.report import Limits
 
 Ranks = Selection | int | str | Iterable[int] | None
-"""Ranks or nodes: ``2``, ``"0:4"``, ``[0, 2]``; None for those that a method's documentation names."""
+"""Ranks or nodes: ``2``, ``"0:4"``, ``[0, 2]``. Each method documents the meaning of None."""
 
 
 class RunningPool:
-    """What can be done with a pool that runs; a subclass says which pool."""
+    """Operations on a running pool. Subclasses provide the pool."""
 
     @property
     def pool(self) -> Pool:
-        """The pool itself."""
+        """The underlying pool."""
         raise NotImplementedError
 
-    # -- cells and tasks ---------------------------------------------------------------------------------------------
+    # -- cells and tasks ---------------------------------------------------------------------------
 
     def run_cell(
         self, source: str, targets: Ranks = None, *, timeout: float | None = None
     ) -> list[Any]:
-        """Run the text of a cell, as ``%%sky_broadcast`` does.
+        """Run the source of a cell, as ``%%sky_broadcast`` does.
 
         Args:
-            source: the cell; the variables that it uses are sent.
+            source: source of the cell; the variables that it uses are sent.
             targets: ranks that run it; None for all.
-            timeout: seconds.
+            timeout: time limit in seconds; None for no limit.
 
         Returns:
-            The value of the last expression from each rank.
+            The value of the last expression, in rank order.
 
         Raises:
-            RunError: a rank failed, died or was interrupted, or the time was over.
+            RunError: a rank failed, died or was interrupted, or the time limit was exceeded.
             CaptureError: variables cannot be sent.
         """
         return self._run(RunRequest(targets=_selection(targets), timeout=timeout), source).value
@@ -75,26 +75,31 @@ class RunningPool:
         return values
 
     def map(self, body: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """``body(item)`` for each item, each on the next rank that is free; the values in the order of the items.
+        """Return ``body(item)`` for each item, in the order of the items.
+
+        Each call runs on the next free rank.
 
         Raises:
-            RunError: the first failure; it is also an instance of the original exception's class. The other calls are stopped.
+            RunError: the first failure; it is also an instance of the original exception's class.
+                The other calls are stopped.
         """
         lazy = body if isinstance(body, Function) else Function(body)
         return side_by_side(
             [Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool
         )
 
-    # -- variables ---------------------------------------------------------------------------------------------------
+    # -- variables ---------------------------------------------------------------------------------
 
     def push(self, *names: str, targets: Ranks = None) -> None:
-        """Send variables of the notebook, or of the module that made the pool, to ranks: ``pool.push("model", "data")``.
+        """Send variables of the notebook, or of the module that made the pool, to ranks.
+
+        ``pool.push("model", "data")`` sends two of them.
 
         Args:
-            targets: ranks that get them; None for all.
+            targets: ranks that receive them; None for all.
 
         Raises:
-            CaptureError: there is no such variable, or it cannot be sent.
+            CaptureError: a variable does not exist or cannot be sent.
         """
         self._run(RunRequest(targets=_selection(targets), push=names, fresh=True), "")
 
@@ -105,60 +110,71 @@ class RunningPool:
             targets: ranks to fetch from; None for all.
 
         Returns:
-            The values by rank; a tuple of such lists for several names.
+            The values in rank order; for several names, a tuple of such lists.
 
         Raises:
-            ResultError: ranks have no such variable, or its value cannot travel.
+            ResultError: a rank lacks the variable, or its value cannot be sent.
         """
         values = self._run(RunRequest(targets=_selection(targets), gather=names), "").variables
-        found = tuple(values[name] for name in names)
-        return found[0] if len(names) == 1 else found
+        values_by_name = tuple(values[name] for name in names)
+        return values_by_name[0] if len(names) == 1 else values_by_name
 
     def clone(
         self, ranks: int | str | Iterable[int], names: str | Iterable[str], *, source: int
     ) -> tuple[str, ...]:
-        """Copy variables from one rank to others, as ``%sky_clone`` does: ``pool.clone(2, "model optimizer", source=0)``.
+        """Copy variables from one rank to others, as ``%sky_clone`` does.
 
-        All of them as one, so that an optimizer holds the model's parameters; DDP wrappers are made again around the group.
+        ``pool.clone(2, "model optimizer", source=0)`` copies two variables to rank 2. They are
+        copied together, so that an optimizer keeps referring to the model's parameters. DDP
+        wrappers are rebuilt around the process group.
 
         Returns:
-            The names that were copied, with those that their functions use and the ranks lacked.
+            The copied names, including names that their functions use and that the ranks lacked.
 
         Raises:
-            RequestError: there are no such ranks, or `source` has not got the names; nothing has changed.
-            CaptureError: values cannot travel; nothing has changed.
+            RequestError: the ranks do not exist, or `source` lacks the names; nothing has changed.
+            CaptureError: values cannot be sent; nothing has changed.
             RunError: a rank died, or could not rebuild the values.
         """
-        named = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+        requested_names = names.replace(",", " ").split() if isinstance(names, str) else list(names)
         return clone(
-            self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source
+            self.pool, Selection.of(ranks).ranks(self.pool.world_size), requested_names, source
         ).names
 
-    # -- files and logs ----------------------------------------------------------------------------------------------
+    # -- files and logs ----------------------------------------------------------------------------
 
     def put(self, source: str, target: str, nodes: Ranks = None, *, follow: bool = False) -> None:
         """Copy a file or a folder to nodes, as ``%sky_put`` does; only differences are sent.
 
         Args:
-            nodes: those that get it; None for all.
+            nodes: nodes that receive it; None for all.
             follow: copy the targets of links that lead out of `source`.
 
         Raises:
-            FilesError: something could not be copied; names it.
+            FilesError: something could not be copied; the message names it.
         """
         self._copy("put", source, target, nodes, follow)
 
     def get(self, source: str, target: str, nodes: Ranks = None, *, follow: bool = False) -> None:
-        """Copy a file or a folder from the head (None), or from several nodes into folders node0, node1, … in `target`. Raises as `put` does."""
+        """Copy a file or a folder from nodes.
+
+        Args:
+            nodes: nodes to copy from; None for the head. Copies from several nodes go to the
+                folders node0, node1, … in `target`.
+            follow: copy the targets of links that lead out of `source`.
+
+        Raises:
+            FilesError: something could not be copied; the message names it.
+        """
         self._copy("get", source, target, nodes, follow)
 
     def _copy(self, direction: str, source: str, target: str, nodes: Ranks, follow: bool) -> None:
-        chosen = self.pool.machines(
+        node_numbers = self.pool.machines(
             _selection(nodes) or Selection("all" if direction == "put" else "head")
         )
         with Copying() as progress:
             copied = getattr(self.pool.files(), direction)(
-                source, target, chosen, progress, follow=follow
+                source, target, node_numbers, progress, follow=follow
             )
         progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
 
@@ -171,16 +187,16 @@ class RunningPool:
         cell: int | None = None,
         grep: str | None = None,
     ) -> Logs:
-        """What ranks wrote, as ``%sky_logs`` shows it; by rank: ``pool.logs()[3]``.
+        """Return the output of ranks, as ``%sky_logs`` shows it; ``pool.logs()[3]`` is rank 3's.
 
         Args:
-            rank: the rank; None: all ranks.
-            lines: this many of each rank's last lines.
-            run, cell: only of this run, or of this cell of the notebook, by their numbers.
-            grep: only lines that match this regular expression.
+            rank: the rank; None for all ranks.
+            lines: number of last lines of each rank.
+            run, cell: number of a run, or of a cell of the notebook, to restrict the output to.
+            grep: regular expression that lines must match.
 
         Raises:
-            RequestError: there are no such ranks or runs, or it is no regular expression.
+            RequestError: the ranks or runs do not exist, or the regular expression is invalid.
         """
         return collected(
             LogsRequest(_selection(rank), lines, pool=self.pool.name, run=run, cell=cell, grep=grep)
@@ -188,7 +204,10 @@ class RunningPool:
 
 
 def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> None:
-    """Show the rest of a run that another notebook began, and set the variables that it asked for. Raises what the run raises."""
+    """Show the rest of a run that another notebook started, and set its output variables.
+
+    Raises what the run raises.
+    """
     print_note(unfinished.words)
     spec = unfinished.spec
     limits = Limits(
@@ -203,8 +222,10 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> 
             raise outcome.error
         return
     values = cells.follow(pool, spec, unfinished.run, limits)
-    listed = {**values.variables, **({spec.output: values.value} if spec.output else {})}
-    namespace.update({name: some[0] if spec.head else some for name, some in listed.items()})
+    variables = {**values.variables, **({spec.output: values.value} if spec.output else {})}
+    namespace.update(
+        {name: by_rank[0] if spec.head else by_rank for name, by_rank in variables.items()}
+    )
 
 
 def _selection(chosen: Ranks) -> Selection | None:

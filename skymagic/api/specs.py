@@ -1,4 +1,4 @@
-"""What a pool is asked for in Python code: its hardware, packages and limits, from the keywords of `Compute`."""
+"""Translate the keywords of `Compute` (hardware, packages, limits) to a pool request."""
 
 from __future__ import annotations
 
@@ -25,55 +25,61 @@ ELSEWHERE = {
     "lifetime": "max_lifetime",
     "ttl": "idle",
 }
-"""Keywords as the magics and other tools have them."""
+"""Maps keywords of the magics and of other tools to those of `Compute`."""
 
 
 def request_of(given: Mapping[str, Any]) -> PoolRequest:
-    """The pool that these keywords of `Compute` ask for; those that are left out say nothing. Raises RequestError with all mistakes."""
-    asked = defaultdict[str, Any](lambda: None, given)
+    """Return the pool request that these keywords of `Compute` describe.
+
+    Omitted keywords leave their fields unset. Raises RequestError with all mistakes.
+    """
+    keywords = defaultdict[str, Any](lambda: None, given)
     for name in ("plugins", "pip", "secrets", "hosts"):
-        value = asked[name]
-        asked[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())
-    mistakes = _twice(asked)
+        value = keywords[name]
+        keywords[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())
+    mistakes = _twice(keywords)
 
     def read(name: str, reader: Callable[[Any], Any]) -> Any:
-        """What a reader makes of a keyword; None for None and for a mistake: all of them are raised at once."""
+        """Apply `reader` to a keyword.
+
+        Return None if it is unset, or invalid: all mistakes are raised at once.
+        """
         with noted_in(mistakes, f"{name}: "):
-            return None if asked[name] is None else reader(asked[name])
+            return None if keywords[name] is None else reader(keywords[name])
         return None
 
-    said = {
+    request_fields = {
         "nodes": read("nodes", count),
         "gpu": read("accelerator", _accelerator),
         "plugins": read("plugins", _plugins),
-        "image": asked["image"],
+        "image": keywords["image"],
         "procs_per_node": read("procs_per_node", count) or read("ranks", count),
         "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
         "memory": read("memory", lambda value: at_least(f"{value}", "GB"))
         or read("memory_gb", _minimum),
-        "pip": asked["pip"],
-        "env": tuple((asked["env"] or {}).items()),
-        "secrets": asked["secrets"],
-        "hosts": asked["hosts"],
-        "region": asked["region"],
-        "spot": asked["spot"],
-        "max_price": asked["max_price"],
+        "pip": keywords["pip"],
+        "env": tuple((keywords["env"] or {}).items()),
+        "secrets": keywords["secrets"],
+        "hosts": keywords["hosts"],
+        "region": keywords["region"],
+        "spot": keywords["spot"],
+        "max_price": keywords["max_price"],
         "idle": read("idle", lambda value: duration(f"{value}")),
         "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}")),
     }
     if mistakes:
         raise RequestError(mistakes)
     choice = (
-        asked["provider"]
-        if isinstance(asked["provider"], Choice)
-        else Choice(asked["provider"] or "auto")
+        keywords["provider"]
+        if isinstance(keywords["provider"], Choice)
+        else Choice(keywords["provider"] or "auto")
     )
     request = PoolRequest(
         provider=choice.name,
         yes=True,
-        **{**{key: value for key, value in said.items() if value}, **choice.fields},
+        **{**{key: value for key, value in request_fields.items() if value}, **choice.fields},
     )
-    if asked["ranks"] is None:
+    if keywords["ranks"] is None:
         return request
     if mistakes := request.ranks_mistakes("ranks"):
         raise RequestError(mistakes)
@@ -81,7 +87,7 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
 
 
 def _twice(asked: Mapping[str, Any]) -> list[str]:
-    """What is said in two ways."""
+    """Return a mistake for each setting given under both of its names."""
     pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
     return [
         f"{a} and {b} are the same ({asked[a]} and {asked[b]}); keep one of them"
@@ -91,7 +97,7 @@ def _twice(asked: Mapping[str, Any]) -> list[str]:
 
 
 def count(value: Any) -> int:
-    """A number above 0. Raises RequestError."""
+    """Return a positive integer. Raises RequestError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise RequestError(f"{value!r} is not a number above 0")
     return value
@@ -104,25 +110,26 @@ def _minimum(value: Any) -> AtLeast:
 def _accelerator(value: Any) -> Accelerator | GpuChoice:
     if isinstance(value, str | int):
         return read_gpus(str(value))
-    made = value() if callable(value) else value
-    if not isinstance(made, Accelerator):
+    accelerator = value() if callable(value) else value
+    if not isinstance(accelerator, Accelerator):
         raise RequestError(
-            f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or sky.accelerators.A100()'
+            f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or '
+            "sky.accelerators.A100()"
         )
-    return made
+    return accelerator
 
 
 def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
-    found: list[Plugin | PluginSpec] = []
+    specs: list[Plugin | PluginSpec] = []
     for value in values:
         if isinstance(value, str):
-            found += plugin_specs(value)
+            specs += plugin_specs(value)
         elif isinstance(value, Plugin):
-            found.append(value.spec or value)
+            specs.append(value.spec or value)
         elif isinstance(value, PluginSpec):
-            found.append(value)
+            specs.append(value)
         else:
             hint = ": write it with parentheses" if callable(value) else ""
             raise RequestError(f"{value!r} is not a plugin{hint}")
-    plugins.resolve(found)
-    return tuple(found)
+    plugins.resolve(specs)
+    return tuple(specs)
