@@ -1,13 +1,15 @@
-"""The magics: a line becomes a frozen request, one call is made, and the answer is shown.
+"""The magics: parse a line to a frozen request, make one call, and show the result.
 
-arguments/    from a line to a request
+arguments/    parse lines to requests
 magics        all magics, registered with one shell
-runs          cells and scripts on pools: now or beside the notebook, and the variables that they leave
-inspection    pools, where ranks are and what they hold, and %debug on the frames of a rank
-beside        a cell that goes on beside the notebook: its handle
+runs          cells and scripts on pools, in the foreground or background, and their output
+              variables
+inspection    pools, stacks and variables of ranks, and %debug on the frames of a rank
+beside        handle to a background cell
 completion    tab completion on magic lines
-transformers  before each cell: %sky_auto, and misplaced magics; after one that failed: names that are on the ranks
-rendering     how the shell shows a rank's error, and lists of values by rank
-server_note   a note where the Jupyter server executes the cells itself
-config        users' defaults, the one place of traitlets
+transformers  before each cell: %sky_auto and misplaced magics; after a failed cell: names that are
+              on the ranks
+rendering     display of ranks' errors, and of lists of values by rank
+server_note   note for Jupyter servers that execute the cells themselves
+config        users' defaults, the only module with traitlets
 """

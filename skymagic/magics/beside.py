@@ -1,4 +1,4 @@
-"""A cell that goes on beside the notebook (``--noblock``): its handle, which waits for it, stops it, and says how it is."""
+"""Background cells (``--noblock``): a handle to wait for one, stop it, and show its state."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import table
 
 TICK = 1.0
-"""Seconds between two texts of a cell that goes on."""
+"""Seconds between two updates of the text of a background cell."""
 
 
 class RunHandle:
-    """The handle of a cell that goes on beside the notebook: what ``%%sky_broadcast -a`` gives. ``await run`` is its result.
+    """Handle to a background cell, as ``%%sky_broadcast -a`` returns it.
+
+    ``await run`` gives the cell's result.
 
     Args:
-        call: what is to be done, on a thread of its own; it is given this handle, to say on which ranks.
-        number: of the notebook's cell.
-        buttons: whether its line has some.
+        call: the work, run on a separate thread; receives this handle, to set its ranks.
+        number: number of the notebook's cell.
+        buttons: show buttons in its line.
 
     Attributes:
-        stop: ends the run, once it has been given to it.
-        pool: where it runs; None until that is known.
-        ranks: those that take part, as soon as they are known.
+        stop: signal that stops the run, once the run is attached.
+        pool: pool on which it runs; None until known.
+        ranks: participating ranks, as soon as they are known.
     """
 
     def __init__(
@@ -54,17 +56,20 @@ class RunHandle:
         self._problem: BaseException | None = None
         self._begun = time.monotonic()
         self._seconds: float | None = None
-        """How long it took, when it has ended."""
+        """Duration, once it has ended."""
         self._ended = Future[None]()
-        self._ended.set_running_or_notify_cancel()  # so that whoever cancels a wait does not cancel the run
+        self._ended.set_running_or_notify_cancel()  # cancelling a wait must not cancel the run
         self.taken = threading.Event()
-        """Set once the run has all that it needs of the notebook's variables, which may change then; or it waits for others, or has ended."""
+        """Set once the run has read all notebook variables that it needs, so that they may change.
+
+        Also set if it waits for other runs, or has ended.
+        """
         self.view = BesideView()
-        """What its ranks report; the run draws it."""
+        """Reports of its ranks; the run draws it."""
         self._line: LiveLine | None = None
-        """What is shown of it, in a notebook."""
+        """Display line of the cell, in a notebook."""
         self._drawing = threading.Lock()
-        self._context = contextvars.copy_context()  # output of the thread belongs to this cell
+        self._context = contextvars.copy_context()  # attributes the thread's output to this cell
         self._thread = threading.Thread(
             target=self._context.copy().run, args=(self._work,), name="skymagic-run", daemon=True
         )
@@ -76,16 +81,16 @@ class RunHandle:
         except BaseException as problem:
             self._problem = problem
         self.taken.set()
-        self._seconds = time.monotonic() - self._begun  # before waiters wake, who may print it
+        # set before waiters wake up, which may print it
+        self._seconds = time.monotonic() - self._begun
         self._ended.set_result(None)
         self._refresh()
 
     def wait_taken(self) -> None:
         """Wait until the notebook's variables may change; an interrupt stops the run."""
         try:
-            while not self.taken.wait(
-                TICK
-            ):  # an interrupt that comes just before a wait does not end it
+            # an interrupt just before a wait does not end that wait
+            while not self.taken.wait(TICK):
                 pass
         except KeyboardInterrupt:
             self.cancel()
@@ -93,20 +98,26 @@ class RunHandle:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What a run is given of it: the signal that stops it, and what shows how it is."""
+        """Keyword arguments for the run: the signal that stops it, and the view of its state."""
         return {"stop": self.stop, "view": self.view}
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return True if it has ended."""
         return self._ended.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for its end, however it ends, `timeout` seconds at most; whether it has ended."""
+        """Wait up to `timeout` seconds for its end, and return True if it has ended.
+
+        Never raises the cell's error.
+        """
         self._thread.join(timeout)
         return self.done()
 
     def cancel(self) -> bool:
-        """Stop it, as the stop button does: once interrupts its ranks, twice kills what still runs. False if it has ended."""
+        """Stop it, as the stop button does. Return False if it has ended.
+
+        The first call interrupts its ranks, the second kills those that still run.
+        """
         if self.done():
             return False
         self.stop.send()
@@ -114,7 +125,10 @@ class RunHandle:
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for it, and return its values by rank; raises what the cell raised. Raises TimeoutError."""
+        """Wait for the cell and return its values in rank order.
+
+        Raises the cell's error, or TimeoutError after `timeout` seconds.
+        """
         if not self.wait(timeout):
             raise TimeoutError(f"the cell is still running after {timeout} s")
         if self._problem is not None:
@@ -122,21 +136,26 @@ class RunHandle:
         return None if self._value is None else self._value.value
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The run's result, without holding up the event loop; cancelling the wait leaves the run as it is."""
+        """Return the result without blocking the event loop.
+
+        Cancelling the wait does not affect the run.
+        """
         yield from asyncio.wrap_future(self._ended)
         return self.result()
 
     def output(self, rank: int | None = None) -> str:
-        """What a rank has written so far, complete, whether it was shown or not; of the first of its ranks unless said.
+        """Return everything a rank has written so far, shown or not; by default its first rank's.
 
         Raises:
-            RequestError: the rank takes no part.
-            PoolError: the pool has ended (%sky_logs has the last lines), its node does not answer, or its log is gone.
+            RequestError: the rank does not participate.
+            PoolError: the pool has ended (%sky_logs has the last lines), its node does not answer,
+                or its log is gone.
         """
         rank = rank if rank is not None else min(self.ranks, default=0)
         if self.ranks and rank not in self.ranks:
             raise RequestError(
-                f"rank {rank} does not take part in it: {rank_words(self.ranks)} {'do' if len(self.ranks) > 1 else 'does'}"
+                f"rank {rank} does not take part in it: {rank_words(self.ranks)} "
+                f"{'do' if len(self.ranks) > 1 else 'does'}"
             )
         if self.pool is None or not self.stop.run:
             return ""
@@ -147,44 +166,53 @@ class RunHandle:
             return ""
         if text is None:
             raise PoolError(
-                f"no output of rank {rank} in cell {self.number} is left: its node was restarted, or had many runs since"
+                f"no output of rank {rank} in cell {self.number} is left: its node was "
+                "restarted, or had many runs since"
             )
         return text
 
     @property
     def metrics(self) -> Any:
-        """What its ranks have reported with ``sky.report``, while it goes on too: a table as ``pool.metrics``, of this cell alone.
+        """Values that its ranks have reported with ``sky.report``, also while it is running.
 
-        ``run.metrics.loss.unstack().plot()`` draws a line for each rank.
+        A table like ``pool.metrics``, of this cell alone. ``run.metrics.loss.unstack().plot()``
+        draws a line for each rank.
         """
         return table([] if self.stop.metrics is None else [self.stop.metrics])
 
     @property
     def status(self) -> str:
-        """``waiting`` for ranks that others use, ``running``, ``stopping``, ``stopped``, ``failed`` or ``done``."""
+        """State of the cell in a word.
+
+        One of ``waiting`` (for ranks in use by others), ``running``, ``stopping``, ``stopped``,
+        ``failed`` and ``done``.
+        """
         if not self.done():
             return "stopping" if self.stop.sent else "running" if self.stop.attached else "waiting"
-        with_pool = isinstance(self._problem, PoolError) and self.pool and self.pool.closed
-        if with_pool or isinstance(self._problem, RunInterrupted):
+        ended_with_pool = isinstance(self._problem, PoolError) and self.pool and self.pool.closed
+        if ended_with_pool or isinstance(self._problem, RunInterrupted):
             return "stopped"
         return "failed" if self._problem else "done"
 
     def __repr__(self) -> str:
         seconds = time.monotonic() - self._begun if self._seconds is None else self._seconds
-        took = f"{seconds:.1f} s" if seconds < 60 else duration_text(int(seconds))
+        duration = f"{seconds:.1f} s" if seconds < 60 else duration_text(int(seconds))
         where = f" on {rank_words(self.ranks)}" if self.ranks else ""
         hint = "" if self.done() or self.stop.sent else f"; Out[{self.number}].cancel() stops it"
-        return f"<cell {self.number}{where}: {self.status} {'after' if self.done() else 'for'} {took}{hint}>"
+        return (
+            f"<cell {self.number}{where}: {self.status} "
+            f"{'after' if self.done() else 'for'} {duration}{hint}>"
+        )
 
-    # -- as the notebook shows it --------------------------------------------------------------------------------------
+    # -- display -----------------------------------------------------------------------------------
 
     @property
     def text(self) -> str:
-        """How it is, with what its ranks report."""
+        """State of the cell, with the reports of its ranks."""
         return SEPARATOR.join(filter(None, [repr(self), self.view.words]))
 
     def _ipython_display_(self) -> None:
-        """Show the text in a place that is written again when something has changed, with buttons where there are some."""
+        """Show the text in a display that is updated on changes, with buttons if enabled."""
         if not in_notebook():
             print(repr(self))
             return
@@ -193,7 +221,7 @@ class RunHandle:
         self._line.say(repr(self))
         if self.done():
             self._refresh()
-        else:  # where widgets are imported too, which takes a while
+        else:  # importing widgets takes a while, so the thread does that too
             threading.Thread(target=self._tick, name="skymagic-tick", daemon=True).start()
 
     def _where(self) -> str:
@@ -205,7 +233,7 @@ class RunHandle:
         return "" if self.pool is None else self.pool.picture()
 
     def _tick(self) -> None:
-        """Keep true what is shown: whether it waits or runs, for how long, and what its ranks report."""
+        """Keep the line up to date: waiting or running, elapsed time, and reports of its ranks."""
         while not self.done():
             self._refresh()
             self._thread.join(TICK)

@@ -19,21 +19,21 @@ from skymagic.pool import records, registry
 from skymagic.ssh.config import aliases
 
 LINE = re.compile(r"(?:%{1,2}|[\w, \t]+=[ \t]*%)(sky_\w+)[ \t]+(.*)$", re.DOTALL)
-"""A magic, also one whose value is given a name."""
+"""A magic on a line, also one whose value is assigned."""
 ASSIGNED = re.compile(r"^[ \t]*((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 """Names that a line of Python assigns, for cells that do not compile yet."""
 
 
 def register(shell: InteractiveShell) -> None:
-    """Add the matcher to a shell's completer; twice is safe."""
+    """Add the matcher to a shell's completer; calling it twice is safe."""
 
     @context_matcher(identifier="skymagic")
     def skymagic_matcher(context: Any) -> dict[str, Any]:
         body = "\n".join(context.full_text.split("\n")[context.cursor_line + 1 :])
-        found = complete(context.text_until_cursor, shell.user_ns, body)
-        if found is None:
+        completion = complete(context.text_until_cursor, shell.user_ns, body)
+        if completion is None:
             return {"completions": []}
-        fragment, words = found
+        fragment, words = completion
         completions = [SimpleCompletion(text=word, type="option") for word in words]
         return {
             "completions": completions,
@@ -43,33 +43,49 @@ def register(shell: InteractiveShell) -> None:
         }
 
     matchers = shell.Completer.custom_matchers
-    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "skymagic"]
+    matchers[:] = [
+        matcher for matcher in matchers if getattr(matcher, "matcher_identifier", "") != "skymagic"
+    ]
     matchers.append(skymagic_matcher)
 
 
 def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str, list[str]] | None:
-    """What may follow on a line up to the cursor: the piece that it replaces, and the words; None off magic lines.
+    """Return the fragment before the cursor and the words that may replace it.
+
+    Return None off magic lines.
 
     Args:
-        namespace: the notebook's.
+        namespace: the notebook's variables.
         body: the lines below the magic's.
     """
     line = LINE.match(text.lstrip())
     if line is None or line[1] not in MAGICS:
         return None
-    variables, theirs = [name for name in namespace if not name.startswith("_")], _names_of_ranks()
+    variables, rank_variables = (
+        [name for name in namespace if not name.startswith("_")],
+        _names_of_ranks(),
+    )
     names = help.CompletionNames(
-        pools=tuple(one.name for one in registry.pools()), left=tuple(one.name for one in records.every()), hosts=_hosts(),
-        variables=tuple(variables), theirs=theirs, gathered=tuple({*theirs, *variables, *assigned(body)}),
-        environment=tuple(os.environ), providers=("auto", *providers.names()), plugins=tuple(plugins.names()),
+        pools=tuple(pool.name for pool in registry.pools()),
+        left=tuple(record.name for record in records.every()),
+        hosts=_hosts(),
+        variables=tuple(variables),
+        theirs=rank_variables,
+        gathered=tuple({*rank_variables, *variables, *assigned(body)}),
+        environment=tuple(os.environ),
+        providers=("auto", *providers.names()),
+        plugins=tuple(plugins.names()),
         plugin_options=plugins.options,
-    )  # fmt: skip
+    )
     words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words
 
 
 def assigned(body: str) -> set[str]:
-    """Names that a cell sets, modules not among them; as far as they can be seen where it does not compile."""
+    """Return the names that a cell sets, without modules.
+
+    If the cell does not compile, names are found by a pattern.
+    """
     try:
         modules = {
             (alias.asname or alias.name).partition(".")[0]
@@ -79,23 +95,23 @@ def assigned(body: str) -> set[str]:
         }
         return {name for name in cell_names(body).stores - modules if not name.startswith("_")}
     except (SyntaxError, ValueError, RecursionError):
-        found = ASSIGNED.findall(body)
+        targets = ASSIGNED.findall(body)
         return {
-            name for names in found for name in re.split(r"[,\s]+", names) if name.isidentifier()
+            name for names in targets for name in re.split(r"[,\s]+", names) if name.isidentifier()
         }
 
 
 def _hosts() -> tuple[str, ...]:
-    """Names of ~/.ssh/config."""
+    """Return the host names of ~/.ssh/config."""
     try:
         return aliases()
-    except RequestError:  # others may write it
+    except RequestError:  # the file may be invalid or half written
         return ()
 
 
 def _names_of_ranks() -> tuple[str, ...]:
-    """Variables of the pool used last."""
+    """Return the variables of the most recently used pool."""
     try:
         return tuple(sorted(registry.pool_named(None).shipper.names()))
-    except PoolError:  # there is none, or it is starting
+    except PoolError:  # no pool, or it is starting
         return ()

@@ -1,4 +1,4 @@
-"""Configuration: users' defaults, the one place of traitlets; everything else sees a frozen `Defaults`.
+"""Users' defaults. The only module that uses traitlets; all others see a frozen `Defaults`.
 
 ``%config SkyMagic.only = "all"`` and ``c.SkyMagic.idle = "30m"`` in a configuration file set them.
 """
@@ -24,7 +24,7 @@ _BUILT_IN = Defaults()
 
 
 class SkyMagic(Configurable):
-    """Defaults of the magics, for options that a line leaves out."""
+    """Defaults of the magics, for options that a line omits."""
 
     provider = Unicode(
         _BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, kubernetes, ray, aws."
@@ -48,11 +48,13 @@ class SkyMagic(Configurable):
     )
     max_price: Any = AnyTrait(
         _BUILT_IN.max_price,
-        help="Most that a rented pool may cost per hour, in dollars; --max-price overrides it. None for no limit.",
+        help="Most that a rented pool may cost per hour, in dollars; --max-price overrides "
+        "it. None for no limit.",
     )
     away: Any = AnyTrait(
         _BUILT_IN.away,
-        help="Remote machines stop a pool whose notebook is gone, this long after the last cell: seconds, '30m' or None.",
+        help="Remote machines stop a pool whose notebook is gone, this long after the last "
+        "cell: seconds, '30m' or None.",
     )
     stall_after = Float(
         _BUILT_IN.stall_after,
@@ -66,7 +68,8 @@ class SkyMagic(Configurable):
     )
     buttons = Bool(
         _BUILT_IN.buttons,
-        help="Show buttons (widgets) in the progress line. Without them, a notebook saved during a cell still displays the line.",
+        help="Show buttons (widgets) in the progress line. Without them, a notebook saved "
+        "during a cell still displays the line.",
     )
     grace = Float(
         _BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is killed."
@@ -79,17 +82,20 @@ class SkyMagic(Configurable):
     log_limit = Int(
         _BUILT_IN.log_limit,
         min=1_000_000,
-        help="Maximum size of one rank's log in bytes, for new pools; the beginning of a longer log is dropped.",
+        help="Maximum size of one rank's log in bytes, for new pools; the beginning of a "
+        "longer log is dropped.",
     )
 
     packages = Enum(
         ("sync", "ask", "off"),
         _BUILT_IN.packages,
-        help="Packages missing on remote machines: install them (sync), refuse the cell (ask), or do nothing (off).",
+        help="Packages missing on remote machines: install them (sync), refuse the cell "
+        "(ask), or do nothing (off).",
     )
 
     aws = DictTrait(
-        help="Settings of sky.AWS: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}."
+        help="Settings of sky.AWS: {'profile': 'work', 'subnet': 'subnet-…', "
+        "'use_private_ips': True}."
     )
 
     @validate("aws")
@@ -104,7 +110,7 @@ class SkyMagic(Configurable):
     )
 
     def update_config(self, config: Config) -> None:
-        """Take settings from `config`. Raises TraitError for a setting that was removed."""
+        """Update the settings from `config`. Raises TraitError for a removed setting."""
         if refusals := removed_settings(config):
             raise TraitError("; ".join(refusals))
         super().update_config(config)
@@ -128,7 +134,7 @@ class SkyMagic(Configurable):
         return None if value is None else float(_checked(dollars, str(value)))
 
     def defaults(self) -> Defaults:
-        """The defaults as they are now."""
+        """Return the current defaults."""
         values = {field.name: getattr(self, field.name) for field in fields(Defaults)}
         values["plugins"] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
         values["only"] = Selection(self.only)
@@ -137,9 +143,9 @@ class SkyMagic(Configurable):
 
 
 def removed_settings(config: Config) -> list[str]:
-    """Return the line that names the replacement, for each setting in `config` that no longer exists."""
-    given = config.get(SkyMagic.__name__, {})
-    return [REMOVED_SETTINGS[name] for name in given if name in REMOVED_SETTINGS]
+    """Return a line that names the replacement for each removed setting in `config`."""
+    settings = config.get(SkyMagic.__name__, {})
+    return [REMOVED_SETTINGS[name] for name in settings if name in REMOVED_SETTINGS]
 
 
 for _trait in SkyMagic.class_own_traits().values():
@@ -147,7 +153,7 @@ for _trait in SkyMagic.class_own_traits().values():
 
 
 def _checked(read: Callable[[Any], Any], value: Any) -> Any:
-    """`read(value)`, its mistakes as traitlets report them."""
+    """Return `read(value)`; convert its mistakes to a TraitError."""
     try:
         return read(value)
     except (RequestError, TypeError, ValueError) as wrong:

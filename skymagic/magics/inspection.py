@@ -1,5 +1,7 @@
-"""``%sky_status``, ``%sky_stacks``, ``%sky_vars``, ``%sky_check``: pools, where the ranks of one are now, what their names hold, how
-its nodes are; and ``%debug`` after a cell that failed on a rank.
+"""``%sky_status``, ``%sky_stacks``, ``%sky_vars`` and ``%sky_check``, and ``%debug`` on a rank.
+
+They show pools, the stacks and variables of ranks, and the health of nodes. ``%debug`` works after
+a cell that failed on a rank.
 """
 
 from __future__ import annotations
@@ -23,28 +25,31 @@ from skymagic.pool import Pool, records, registry
 from skymagic.wire.order import Debug
 
 USE_WINDOW = 0.25
-"""Seconds over which ``%sky_status`` takes the use of processors."""
+"""Seconds over which ``%sky_status`` measures CPU use."""
 NO_POOL = f"no pool is running: make one with {registry.start_line()}"
 
 
 def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
-    """How pools are and what rented ones cost; or why there is none. Raises PoolError: there is no such pool.
+    """Return the state of pools with the cost of rented ones, or a hint if no pool is running.
 
     Args:
         own_jobs: job ids of this notebook's rented pools.
+
+    Raises:
+        PoolError: no pool has this name.
     """
-    chosen = [registry.pool_named(name)] if name else registry.pools()
-    gone = [] if name else [f"{one.ended}: {one.remedy}" for one in registry.ended_pools()]
-    gone += [] if name else records.reminders(records.every())
-    # at this moment; --cost lists a month
+    running = [registry.pool_named(name)] if name else registry.pools()
+    ended = [] if name else [f"{pool.ended}: {pool.remedy}" for pool in registry.ended_pools()]
+    ended += [] if name else records.reminders(records.every())
+    # current costs only; --cost lists a month
     paid = [
-        one
-        for one in costs.costs((), None, own_jobs)
-        if one.per_hour != 0 and name in (None, one.pool)
+        cost
+        for cost in costs.costs((), None, own_jobs)
+        if cost.per_hour != 0 and name in (None, cost.pool)
     ]
-    cost = [costs.text(paid)] if paid else []
-    notes = [*gone, *cost] if chosen or gone else [NO_POOL, *cost]
-    return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(notes))
+    cost_text = [costs.text(paid)] if paid else []
+    notes = [*ended, *cost_text] if running or ended else [NO_POOL, *cost_text]
+    return PoolStatuses({pool.name: _pool(pool) for pool in running}, tuple(notes))
 
 
 def _pool(one: Pool) -> PoolStatus:
@@ -58,12 +63,12 @@ def _pool(one: Pool) -> PoolStatus:
 
 
 def stacks(request: RanksRequest) -> str:
-    """Where each rank is. Raises RequestError and PoolError."""
+    """Return the current position of each rank. Raises RequestError and PoolError."""
     return inspection.stacks(*_chosen(request))
 
 
 def variables(request: RanksRequest) -> str:
-    """What the names of each rank hold. Raises as `stacks` does."""
+    """Return the variables of each rank as a table. Raises as `stacks` does."""
     return inspection.variables(*_chosen(request))
 
 
@@ -73,20 +78,26 @@ def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
 
 
 def checked(name: str | None) -> Findings:
-    """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
+    """Check the nodes of a pool. Raises PoolError if it does not exist or is lost."""
     pool = registry.pool_named(name)
     return inspection.check(pool, print_note)
 
 
-# -- ``%debug`` after a cell that failed on a rank: the frames are there, and each command is sent to them -------------
+# -- ``%debug`` after a failed cell: the frames stay on the rank, and each command is sent there ---
 
 LEAVE = ("q", "quit", "exit")
-NOT_KEPT = "rank {rank} has no frames of that error any more: they are kept until its next cell, or its end"
+NOT_KEPT = (
+    "rank {rank} has no frames of that error any more: they are kept until its next "
+    "cell, or its end"
+)
 CANNOT_ASK = "%debug asks for commands, which this front end cannot do"
 
 
 def register(shell: InteractiveShell) -> None:
-    """Let ``%debug`` open the frames of a rank where the last error was a rank's; all else is IPython's own. Twice is safe."""
+    """Let ``%debug`` open the frames of a rank if the last error came from a rank.
+
+    Otherwise it is IPython's own. Calling it twice is safe.
+    """
     plain = shell.find_line_magic("debug")
     if hasattr(plain, "skymagic_plain"):
         return
@@ -101,7 +112,7 @@ def register(shell: InteractiveShell) -> None:
 
 
 def unregister(shell: InteractiveShell) -> None:
-    """Leave it to IPython again."""
+    """Restore IPython's own ``%debug``."""
     if (plain := getattr(shell.find_line_magic("debug"), "skymagic_plain", None)) is not None:
         shell.register_magic_function(plain, "line", "debug")
 
@@ -131,10 +142,10 @@ def _session(error: RankError) -> None:
 
 
 def _send(pool: Pool, rank: int, command: str) -> bool:
-    """Carry out a command of pdb, or an expression, on the frames of the error with which a rank's last cell has ended.
+    """Run a pdb command or an expression on the frames of the error that ended a rank's last cell.
 
     Returns:
-        Whether there are such frames: they are kept until the rank's next cell.
+        True if the rank still has these frames: it keeps them until its next cell.
 
     Raises:
         PoolStateError: the pool, or the rank, is stopped or lost.

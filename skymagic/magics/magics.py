@@ -1,4 +1,4 @@
-"""The magics: decorate, parse to a frozen request, one call, show."""
+"""The magics: each parses its line to a frozen request, makes one call, and shows the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from skymagic.providers.local import driver
 from skymagic.run import interrupt
 from skymagic.wire.untrusted import print_sanitized
 
-# Other packages may bring more; looking for those takes longer than many a cell.
+# Other packages may add more; searching for them takes longer than many cells do.
 EXISTING_NAMES = {
     "plugins": LazyNames(plugins.TABLE, plugins.names),
     "providers": LazyNames(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
@@ -57,7 +57,7 @@ EXISTING_NAMES = {
 
 @magics_class
 class SkyMagics(Magics):
-    """The magics that make pools, run cells and move variables and files, registered with one shell."""
+    """Magics that make pools, run cells and move variables and files, registered with one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -70,7 +70,7 @@ class SkyMagics(Magics):
         self.results = ResultTables(shell)
         self.runs = ShellRuns(shell, self.settings, self.auto, self.results)
 
-    # -- pools -------------------------------------------------------------------------------------------------------
+    # -- pools -------------------------------------------------------------------------------------
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
@@ -97,31 +97,33 @@ class SkyMagics(Magics):
             return
         aws = self.settings.defaults().aws
         done = usage(lambda: ending.by_place(request, aws, _own_jobs(), print_note))
-        there = registry.pools() + registry.ended_pools()
-        meant = (
-            there if request.name is None else [one for one in there if one.name == request.name]
+        pools = registry.pools() + registry.ended_pools()
+        matching = (
+            pools if request.name is None else [pool for pool in pools if pool.name == request.name]
         )
-        if done is None and not (meant or request.all):
+        if done is None and not (matching or request.all):
             done = usage(lambda: ending.end_left(request.name, print_note))
             if not done and (name := request.name):
                 done = usage(lambda: ending.end_on_this_machine(name))
         if done:
             print_sanitized("\n".join(done))
             return
-        chosen = (
-            there
-            if request.all or not (there or request.name)
+        to_stop = (
+            pools
+            if request.all or not (pools or request.name)
             else [registry.pool_named(request.name, ended=True)]
         )
-        registry.close(chosen, self._is_down)
-        if not chosen:
+        registry.close(to_stop, self._is_down)
+        if not to_stop:
             print("no pool is running")
         if request.all:
-            going_on = (
+            message = (
                 "pool {!r}, which was left on this machine, is still running: %sky_down {} ends it"
             )
-            left = (going_on.format(one.name, one.job_id) for one in records.left_here(None))
-            for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
+            leftovers = (
+                message.format(record.name, record.job_id) for record in records.left_here(None)
+            )
+            for line in [*leftovers, *ending.everything_rented_if_any(print_note, aws)]:
                 print_sanitized(line)
 
     def _is_down(self, one: Pool) -> None:
@@ -136,39 +138,40 @@ class SkyMagics(Magics):
     @line_magic
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_ranks("sky_restart", line))
-        one = registry.pool_named(request.pool)
-        chosen = request.ranks
-        ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
-        one.restart(ranks)
+        pool = registry.pool_named(request.pool)
+        selection = request.ranks
+        ranks = None if selection is None else usage(lambda: selection.ranks(pool.world_size))
+        pool.restart(ranks)
         print(
-            f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} restarted without variables"
+            f"{rank_words(ranks or range(pool.world_size))} of pool {pool.name!r} restarted "
+            "without variables"
         )
 
     @line_magic
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None and request.login is None:
-            listed = map(keys.pool_words, records.every())
-            none = "no pool that outlives its notebook was started from here"
-            print_sanitized("\n".join(listed) or records.ended_with_kernel() or none)
+            pool_lines = map(keys.pool_words, records.every())
+            no_pools = "no pool that outlives its notebook was started from here"
+            print_sanitized("\n".join(pool_lines) or records.ended_with_kernel() or no_pools)
             return None
         if request.name and not request.login:
             notebooks.settled(records.named(request.name))
         defaults = self.settings.defaults()
         with interrupt.deferred(), places.brought(request.name, request.login) as name:
-            one, found = making.attach(
+            pool, unfinished_runs = making.attach(
                 name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
             )
-            for unfinished in found:
-                self.runs.follow(one, unfinished)
-        return Compute.of(one)
+            for unfinished in unfinished_runs:
+                self.runs.follow(pool, unfinished)
+        return Compute.of(pool)
 
     @line_magic
     def sky_clone(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_clone(line))
-        one = registry.pool_named(request.pool)
-        ranks = usage(lambda: request.targets.ranks(one.world_size))
-        cloned = usage(lambda: clone(one, ranks, request.names, request.source))
+        pool = registry.pool_named(request.pool)
+        ranks = usage(lambda: request.targets.ranks(pool.world_size))
+        cloned = usage(lambda: clone(pool, ranks, request.names, request.source))
         print(display.cloned(cloned.names, cloned.nbytes, request.source, ranks))
         for note in cloned.notes:
             print_note(note)
@@ -186,18 +189,18 @@ class SkyMagics(Magics):
     @line_magic
     def sky_forward(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_forward(line))
-        one = registry.pool_named(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Selection("head")))
-        show_object(forwarding.forward(one, request.ports, nodes))
+        pool = registry.pool_named(request.pool)
+        nodes = usage(lambda: pool.machines(request.nodes or Selection("head")))
+        show_object(forwarding.forward(pool, request.ports, nodes))
 
     @line_magic
     def sky_pip(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_pip(line))
-        for one in registry.pools() if request.all else [registry.pool_named(request.pool)]:
+        for pool in registry.pools() if request.all else [registry.pool_named(request.pool)]:
             if not request.packages:
-                print_sanitized(display.packages(one.packages.listed(), installed.here()))
+                print_sanitized(display.packages(pool.packages.listed(), installed.here()))
                 continue
-            install = partial(one.packages.install, request.packages)
+            install = partial(pool.packages.install, request.packages)
             for note in usage(
                 partial(install, lambda node, said: print_sanitized(f"[{node}] {said}"))
             ):
@@ -207,10 +210,11 @@ class SkyMagics(Magics):
     def sky_auto(self, line: str) -> None:
         self.auto.switch(usage(lambda: line_magics.parse_auto(line)))
         print(
-            f"plain cells run {'on the ranks, those that begin with %%local do not' if self.auto.on else 'in the notebook'}"
+            "plain cells run "
+            f"{'on the ranks, those that begin with %%local do not' if self.auto.on else 'in the notebook'}"
         )
 
-    # -- cells -------------------------------------------------------------------------------------------------------
+    # -- cells -------------------------------------------------------------------------------------
 
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
@@ -222,9 +226,10 @@ class SkyMagics(Magics):
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:
         request = usage(lambda: cell_magics.parse_sh(line, self.settings.defaults()))
-        if request.detach and not (one := registry.pool_named(request.pool)).plan.outlives:
+        if request.detach and not (pool := registry.pool_named(request.pool)).plan.outlives:
             raise UsageError(
-                f"--detach: pool {one.name!r} ends with its notebook. Start it with %sky_pool {one.name} … --detach, "
+                f"--detach: pool {pool.name!r} ends with its notebook. Start it with "
+                f"%sky_pool {pool.name} … --detach, "
                 "or use -a to run the script in the background"
             )
         return self.runs.run_script(request, cell)
@@ -251,7 +256,7 @@ class SkyMagics(Magics):
 
 @magics_class
 class InspectionMagics(Magics):
-    """The magics that show what is there: pools, ranks, logs, GPUs, costs, and what lies on hosts."""
+    """Magics that show pools, ranks, logs, GPUs, costs and files on hosts."""
 
     def __init__(self, shell: InteractiveShell, settings: SkyMagic) -> None:
         super().__init__(shell)
@@ -273,8 +278,8 @@ class InspectionMagics(Magics):
             print_sanitized(disk.text(usage(lambda: disk.look(request.hosts))))
             return
         if request.hosts or request.provider:
-            found = usage(lambda: places.look(request, self.settings.defaults().aws))
-            print_sanitized(found.text(_own_jobs()))
+            listing = usage(lambda: places.look(request, self.settings.defaults().aws))
+            print_sanitized(listing.text(_own_jobs()))
             return
         status = inspection.pools(request.name, _own_jobs())
         show_object(status)
@@ -292,7 +297,7 @@ class InspectionMagics(Magics):
             self._name(request.output, logs.collected(request))
 
     def _name(self, output: str | None, shown: object) -> None:
-        """Keep what was shown, where ``-o`` asks for it."""
+        """Store the displayed object in the variable that ``-o`` names, if any."""
         if output:
             self.shell.user_ns[output] = shown
 
@@ -313,21 +318,21 @@ class InspectionMagics(Magics):
         request = usage(lambda: line_magics.parse_gpus(line))
         print_sanitized(display.gpus(request.gpu.name if request.gpu else None, *driver()))
         settings = self.settings.defaults().aws
-        asks = request.rented or request.output is not None
-        if request.gpu is None or not (asks or set_up(settings)):
+        wants_offers = request.rented or request.output is not None
+        if request.gpu is None or not (wants_offers or set_up(settings)):
             return
-        asked = PoolRequest(
+        pool_request = PoolRequest(
             gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot
         )
         try:
-            found = usage(lambda: costs.offers(asked, settings))
+            offers = usage(lambda: costs.offers(pool_request, settings))
         except CloudError as problem:
-            if asks:
+            if wants_offers:
                 raise
             print_note(f"[EC2 was not asked: {problem}]")
             return
-        show_object(found, apart=True)
-        self._name(request.output, found)
+        show_object(offers, apart=True)
+        self._name(request.output, offers)
 
     @line_magic
     def sky_check(self, line: str) -> None:
@@ -340,7 +345,7 @@ def _give_help(magics: Magics) -> None:
 
 
 def _clean(request: ending.DownRequest) -> None:
-    """Remove unused files from hosts. Raises PoolError: something is left there."""
+    """Remove unused files from hosts. Raises PoolError if files remain."""
     lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
     print_sanitized("\n".join(lines))
     if problems:
@@ -348,15 +353,19 @@ def _clean(request: ending.DownRequest) -> None:
 
 
 def _own_jobs() -> set[str]:
-    return {one.job_id for one in registry.pools()}
+    return {pool.job_id for pool in registry.pools()}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics, with their help; again after `unload_ipython_extension` with all that they knew, pools among it."""
-    kept = shell.magics_manager.registry
-    magics = kept.get(SkyMagics.__name__) or SkyMagics(shell)
+    """Register the magics with their help.
+
+    After `unload_ipython_extension` the same objects are registered again, with their pools.
+    """
+    registered = shell.magics_manager.registry
+    magics = registered.get(SkyMagics.__name__) or SkyMagics(shell)
     shell.register_magics(
-        magics, kept.get(InspectionMagics.__name__) or InspectionMagics(shell, magics.settings)
+        magics,
+        registered.get(InspectionMagics.__name__) or InspectionMagics(shell, magics.settings),
     )
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
@@ -371,10 +380,14 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Give back to IPython what it does itself; the magics it keeps, and pools go on until they are ended or the kernel ends."""
+    """Restore IPython's own error display and ``%debug``.
+
+    IPython keeps the magics. Pools keep running until they are ended or the kernel ends.
+    """
     if names := [pool.name for pool in registry.pools()]:
         print_note(
-            f"still running: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does exiting the kernel"
+            f"still running: {', '.join(names)}; %sky_down ends "
+            f"{'it' if len(names) == 1 else 'them'}, and so does exiting the kernel"
         )
     rendering.unregister(shell)
     inspection.unregister(shell)

@@ -1,7 +1,8 @@
-"""How the shell shows what comes from ranks: an error as the rank's own traceback, and lists of values by rank as a table.
+"""Display of results from ranks: errors as the rank's own traceback, lists of values as tables.
 
-IPython asks an error for its lines (``_render_traceback_``), but not one that is an exception group: of that it prints the notebook's own
-frames, which are ours. What ``-o`` and ``-g`` give stays a plain list; it is shown as a table where it is the last value of a cell.
+IPython asks an error for its lines (``_render_traceback_``), except for exception groups: for those
+it prints the notebook's own frames, which are skymagic's. The values of ``-o`` and ``-g`` are plain
+lists; they are shown as a table if they are the last value of a cell.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from skymagic.plan.units import rank_words
 
 
 def register(shell: InteractiveShell) -> None:
-    """Show the errors of ranks in this shell; a handler of the user's own stays. Twice is safe."""
+    """Show the errors of ranks in this shell; calling it twice is safe.
+
+    A handler set by the user is kept.
+    """
     if not shell.custom_exceptions:
         shell.set_custom_exc((RankError,), show)
 
 
 def unregister(shell: InteractiveShell) -> None:
-    """Leave it to IPython again."""
+    """Restore IPython's own error display."""
     if shell.custom_exceptions == (RankError,):
         shell.set_custom_exc((), None)
 
@@ -37,7 +41,7 @@ def show(
     tb: TracebackType | None,
     tb_offset: int | None = None,
 ) -> list[str]:
-    """What IPython does with other errors."""
+    """Show an error as IPython shows other errors."""
     shell._get_exc_info((kind, error, tb))  # for %debug, %tb and sys.last_value
     lines = error._render_traceback_()
     if shell.colors.lower() == "nocolor":  # the rank does not know
@@ -49,15 +53,16 @@ def show(
 
 
 LINE_WIDTH = 79
-"""Characters of a list that reads well as Python writes it."""
+"""Maximum length of a list that is readable in its plain ``repr``."""
 
 
 class ResultTables:
-    """Formatters of one shell for the lists of values by rank; those are no class of ours, for libraries such as JAX take
-    apart lists alone.
+    """Formatters of one shell for lists of values by rank.
+
+    The values are plain lists, because libraries such as JAX do not take apart subclasses.
 
     Attributes:
-        kept: by the variable that a cell has set, which ranks its values are of.
+        kept: ranks of the values, by the variable that a cell has set.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -71,18 +76,18 @@ class ResultTables:
             self._html.for_type(list, self._as_html)
 
     def remember(self, name: str, ranks: Sequence[int]) -> None:
-        """A variable of the notebook holds the values of these ranks."""
+        """Record that a variable of the notebook holds the values of these ranks."""
         self.kept[name] = tuple(ranks)
 
     def _ranks(self, values: list[Any]) -> tuple[int, ...]:
-        """The ranks of a list that a cell has given; none of another."""
-        names = self._shell.user_ns
-        found = (
+        """Return the ranks of a list that a cell has set, or () for any other list."""
+        namespace = self._shell.user_ns
+        matching = (
             ranks
             for name, ranks in self.kept.items()
-            if names.get(name) is values and len(ranks) == len(values)
+            if namespace.get(name) is values and len(ranks) == len(values)
         )
-        return next(found, ())
+        return next(matching, ())
 
     def _as_text(self, values: list[Any], printer: Any, cycle: bool) -> None:
         ranks = () if cycle or printer.stack[:-1] else self._ranks(values)
@@ -97,7 +102,7 @@ class ResultTables:
 
 
 def _short(values: list[Any]) -> bool:
-    """Whether a list of Python's own values fits on a line."""
+    """Return True if a list of built-in values fits on a line."""
     plain = all(
         type(value) in display.PLAIN and display.words(value) == repr(value) for value in values
     )
@@ -105,19 +110,21 @@ def _short(values: list[Any]) -> bool:
 
 
 UNWRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel")
-"""Wrappers of torch that stay on the ranks: what comes back is the module within."""
+"""Wrapper classes of torch that stay on the ranks: the module inside is sent to the notebook."""
 
 
 def arrived(name: str, value: Any, ranks: Sequence[int], kind: str, *, head: bool) -> str:
-    """What %sky_pull has brought, in a line: "model → CNN, from rank 0; DistributedDataParallel unwrapped".
+    """Return a line on a pulled variable:
+
+    "model → CNN, from rank 0; DistributedDataParallel unwrapped".
 
     Args:
-        value: what the variable holds: a list by rank unless `head`.
-        kind: the type that the rank has of it, without its module.
+        value: value of the variable: a list by rank unless `head`.
+        kind: name of its type on the rank, without the module.
     """
-    here = type(value if head or not value else value[0]).__name__
-    what = here if head else f"list of {len(value)} × {here}"
-    where = f"from {rank_words(list(ranks[:1] if head else ranks))}"
-    return f"{name} → {what}, {where}" + (
-        f"; {kind} unwrapped" if kind in UNWRAPPED and here != kind else ""
+    local_type = type(value if head or not value else value[0]).__name__
+    description = local_type if head else f"list of {len(value)} × {local_type}"
+    origin = f"from {rank_words(list(ranks[:1] if head else ranks))}"
+    return f"{name} → {description}, {origin}" + (
+        f"; {kind} unwrapped" if kind in UNWRAPPED and local_type != kind else ""
     )

@@ -1,4 +1,7 @@
-"""Cells and scripts of one shell on pools: where they run, now or beside the notebook, and which variables they leave."""
+"""Cells and scripts of one shell on pools.
+
+Selects the pool, runs in the foreground or background, and sets the output variables.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 
 def usage(call: Callable[[], T]) -> T:
-    """Call, and turn misuse into IPython's one-line UsageError."""
+    """Call, and convert misuse to IPython's one-line UsageError."""
     try:
         return call()
     except RequestError as refused:
@@ -40,12 +43,12 @@ def usage(call: Callable[[], T]) -> T:
 
 
 def named(name: str | None) -> PoolRequest:
-    """A request for a pool that runs."""
+    """Return a request for a running pool."""
     return PoolRequest(name=name, stated=frozenset())
 
 
 class ShellRuns:
-    """Runs what the magics of one shell ask for."""
+    """Runs the cells and scripts of one shell."""
 
     def __init__(
         self,
@@ -56,18 +59,17 @@ class ShellRuns:
     ) -> None:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
-        """Runs beside the notebook that still run, and some that have ended."""
+        """Background runs that are running, and some that have ended."""
         self._unwrapped_told = False
-        """Whether the user was told that `-g` brings the module within a wrapper."""
+        """True once the user was informed that `-g` fetches the module inside a wrapper."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
         shell.events.register("pre_run_cell", lambda info: self._assigned.begin())
         shell.events.register("post_run_cell", self._cell_ends)
 
     def _cell_ends(self, result: Any) -> None:
-        refused = (
-            result.error_before_exec is not None
-        )  # by a transformer, which would refuse it again
+        # refused by a transformer, which would refuse it again
+        refused = result.error_before_exec is not None
         source = partial(self._shell.transform_cell, "" if refused else result.info.raw_cell)
         self._assigned.end(source, completed=result.success)
         error, space = result.error_in_exec, self._shell.user_ns
@@ -76,10 +78,14 @@ class ShellRuns:
         ):
             print_note(hint)
 
-    # -- where -------------------------------------------------------------------------------------------------------
+    # -- pools -------------------------------------------------------------------------------------
 
     def ensure(self, request: PoolRequest, *, resize: bool = False, start: bool = False) -> Pool:
-        """The pool that a request describes, with the rest of what another notebook began on it; the options are those of `making.ensure`."""
+        """Return the pool that a request describes.
+
+        Runs that another notebook started on it are resumed. The options are those of
+        `making.ensure`.
+        """
         ensure = partial(
             making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note
         )
@@ -90,26 +96,26 @@ class ShellRuns:
             self.follow(one, unfinished)
 
     def pool_of(self, request: PoolRequest) -> Pool:
-        """The pool that a run asks for: by options, by name, or the one used last."""
+        """Return the pool that a run requests by options or name, or the most recently used one."""
         if request.given() - {"name"}:
             return self.ensure(request, start=True)
         return usage(lambda: making.ready(request.name, print_note))
 
-    # -- now, or beside the notebook ---------------------------------------------------------------------------------
+    # -- foreground and background -----------------------------------------------------------------
 
     def run(self, request: RunRequest, body: str) -> RunHandle | None:
-        """Run a cell and keep its values; with --noblock, return at once."""
+        """Run a cell and store its values; with --noblock, return immediately."""
         cell = self._cell(body)
-        at_once = not request.pool.given() - {"name"} or making.runs_already(request.pool)
-        pending = self._beside_or_now(
+        pool_is_running = not request.pool.given() - {"name"} or making.runs_already(request.pool)
+        handle = self._beside_or_now(
             request.noblock, cell, lambda beside: self._run_now(request, cell, beside)
         )
-        if pending is not None and at_once:  # making a pool takes minutes
-            pending.wait_taken()
-        return pending
+        if handle is not None and pool_is_running:  # else making the pool first takes minutes
+            handle.wait_taken()
+        return handle
 
     def run_script(self, request: ShellRequest, body: str) -> RunHandle | None:
-        """Run a script on the nodes; with --noblock or --detach, return at once."""
+        """Run a script on the nodes; with --noblock or --detach, return immediately."""
         cell = self._cell(body)
         beside = request.noblock or request.detach
         return self._beside_or_now(beside, cell, lambda beside: self._script(request, cell, beside))
@@ -117,7 +123,7 @@ class ShellRuns:
     def _beside_or_now(
         self, noblock: bool, cell: broadcast.Cell, call: Callable[[RunHandle | None], Any]
     ) -> RunHandle | None:
-        """Call now, or on a thread of its own, with the handle that the user has of it."""
+        """Call in the foreground, or in a background thread with the handle that the user gets."""
         if not noblock:
             call(None)
             return None
@@ -126,11 +132,11 @@ class ShellRuns:
             cell.execution_count,
             buttons=self._settings.buttons,
         )
-        self.pending = [*(one for one in self.pending if not one.done()), pending]
+        self.pending = [*(run for run in self.pending if not run.done()), pending]
         return pending
 
     def _run_beside(self, call: Callable[[RunHandle | None], Any], handle: RunHandle) -> Any:
-        """Run on a thread, where nobody else shows what is raised."""
+        """Run on a background thread and print errors, which are shown nowhere else."""
         try:
             return call(handle)
         except (SkyError, UsageError) as problem:
@@ -156,13 +162,14 @@ class ShellRuns:
     ) -> broadcast.Values | None:
         with self._auto.paused():
             source = broadcast.check_syntax(cell.source, self._shell.transform_cell)
-        one = self.pool_of(request.pool)
-        one.defaults = defaults = self._settings.defaults()  # %config counts from the next cell on
-        spec = usage(lambda: broadcast.spec_of(request, one, cell, source))
+        pool = self.pool_of(request.pool)
+        # %config applies from the next cell on
+        pool.defaults = defaults = self._settings.defaults()
+        spec = usage(lambda: broadcast.spec_of(request, pool, cell, source))
         if not cell.above and self._auto.takes(cell.source):
-            print_note(f"[{rank_words(spec.ranks)} of pool {one.name!r}]")
+            print_note(f"[{rank_words(spec.ranks)} of pool {pool.name!r}]")
         if request.dry_run:
-            print(display.shipment(one.runs.preview(spec).items))
+            print(display.shipment(pool.runs.preview(spec).items))
             return None
         limits = Limits(
             timeout=request.timeout,
@@ -171,23 +178,23 @@ class ShellRuns:
             view_after=defaults.view_after,
         )
         names = (*([request.output] if request.output else []), *request.gather)
-        known = _known(spec, one, beside)
+        linked_spec = _known(spec, pool, beside)
         return broadcast.broadcast(
-            one, known, limits, names=names, **(beside.given if beside else {})
+            pool, linked_spec, limits, names=names, **(beside.given if beside else {})
         )
 
     def _script(
         self, request: ShellRequest, cell: broadcast.Cell, beside: RunHandle | None
     ) -> script.Outcome:
-        """How it ended on the nodes is kept also when it failed."""
-        one = usage(lambda: making.ready(request.pool, print_note))
-        one.defaults = defaults = self._settings.defaults()
-        spec = _known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
+        """Run a script and store its outcome by node, also if it failed."""
+        pool = usage(lambda: making.ready(request.pool, print_note))
+        pool.defaults = defaults = self._settings.defaults()
+        spec = _known(usage(lambda: script.spec_of(request, pool, cell)), pool, beside)
         with interrupt.deferred():
             limits = Limits(
                 timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after
             )
-            outcome = script.run(one, spec, limits, **(beside.given if beside else {}))
+            outcome = script.run(pool, spec, limits, **(beside.given if beside else {}))
             return self._ended(outcome, request.output)
 
     def _ended(self, outcome: script.Outcome, output: str | None) -> script.Outcome:
@@ -198,7 +205,7 @@ class ShellRuns:
         return outcome
 
     def _cell(self, body: str) -> broadcast.Cell:
-        """The body in its place in the cell that the user sees."""
+        """Return the body with its position in the cell that the user sees."""
         shell = self._shell
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
         flags = broadcast.future_flags(shell.compile.flags)
@@ -206,10 +213,10 @@ class ShellRuns:
             body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags
         )
 
-    # -- what comes back ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def follow(self, one: Pool, unfinished: UnfinishedRun) -> None:
-        """Show the rest of a run that another notebook began, and keep what it gives."""
+        """Show the rest of a run that another notebook started, and store its results."""
         spec, defaults = unfinished.spec, self._settings.defaults()
         print_note(unfinished.words)
         one.defaults = defaults
@@ -226,11 +233,11 @@ class ShellRuns:
         self._keep(values, request)
 
     def pull(self, request: RunRequest, renamed: dict[str, str]) -> None:
-        """Bring variables here, some by another name, and say what has come."""
+        """Fetch variables, some under another name, and print a line about each."""
         with interrupt.deferred():
             values = self._values(request, self._cell(""))
             self._keep(values, request, renamed)
-            if values is None:  # of a preview
+            if values is None:  # a preview
                 return
             for name, listed in values.variables.items():
                 value, kind = listed[0] if request.head else listed, values.types.get(name, "")
@@ -244,30 +251,36 @@ class ShellRuns:
         request: RunRequest,
         renamed: dict[str, str] | None = None,
     ) -> None:
-        """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
+        """Store values in the notebook's variables.
+
+        Values that could not be fetched raise an error after the others are stored.
+        """
         if values is None:
             return
-        found: dict[str, list[Any]] = dict(values.variables)
+        results: dict[str, list[Any]] = dict(values.variables)
         if request.output:
-            found[request.output] = values.value
-        for name, listed in found.items():
+            results[request.output] = values.value
+        for name, listed in results.items():
             target = (renamed or {}).get(name) or name
             self._shell.user_ns[target] = listed[0] if request.head else listed
             self._results.remember(target, () if request.head else values.ranks)
-        own = {name: kind for name, kind in values.types.items() if name not in (renamed or {})}
-        self.pool_of(request.pool).shipper.gathered(own, values.ranks)
+        types_by_name = {
+            name: kind for name, kind in values.types.items() if name not in (renamed or {})
+        }
+        self.pool_of(request.pool).shipper.gathered(types_by_name, values.ranks)
         unwrapped = [name for name, kind in values.types.items() if kind in UNWRAPPED]
         if unwrapped and not self._unwrapped_told and renamed is None:
             self._unwrapped_told = True
             print_note(
-                f"{', '.join(unwrapped)}: DDP unwrapped; what was {unwrapped[0]}.module on the ranks is {unwrapped[0]} here"
+                f"{', '.join(unwrapped)}: DDP unwrapped; what was {unwrapped[0]}.module on "
+                f"the ranks is {unwrapped[0]} here"
             )
         if values.problems:
-            raise broadcast.result_error(values, list(found))
+            raise broadcast.result_error(values, list(results))
 
 
 def _known(spec: RunSpec, pool: Pool, beside: RunHandle | None) -> RunSpec:
-    """The run as the handle and the pool know of each other."""
+    """Link the handle, the pool and the run, and return the linked run."""
     if beside is None:
         return spec
     beside.pool, beside.ranks = pool, spec.ranks

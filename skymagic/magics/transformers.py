@@ -1,5 +1,9 @@
-"""What happens to each cell before it runs, and after it failed. ``%sky_auto on`` broadcasts every plain cell, so that cells stay plain Python
-and the editor goes on helping; one that is marked ``%%local`` runs in the notebook. Hints for cells that go wrong: a magic that is misspelled or misplaced, before the cell runs; a name that is on the ranks, after it failed."""
+"""Input transformers, and hints for cells that fail.
+
+``%sky_auto on`` broadcasts every plain cell, so that cells stay plain Python and the editor's help
+keeps working; a cell marked ``%%local`` runs in the notebook. Hints: a misspelled or misplaced
+magic before the cell runs, a name that is on the ranks after it has failed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ BODIES = tuple(name for name, magic in MAGICS.items() if magic.cell)
 
 
 def register(shell: InteractiveShell) -> None:
-    """Check the magics of each cell before it runs; twice is safe."""
+    """Check the magics of each cell before it runs; calling it twice is safe."""
 
     def skymagic_suggests(lines: list[str]) -> list[str]:
         if refusal := (
@@ -37,16 +41,19 @@ def register(shell: InteractiveShell) -> None:
             raise UsageError(refusal)
         return lines
 
-    skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]  # not for code that is being typed
+    # keeps IPython from calling it for code that is being typed
+    skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]
     transformers = shell.input_transformers_cleanup
     transformers[:] = [
-        one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__
+        transformer
+        for transformer in transformers
+        if getattr(transformer, "__name__", "") != skymagic_suggests.__name__
     ]
     transformers.append(skymagic_suggests)
 
 
 def removed(lines: Sequence[str]) -> str:
-    """Return the line that names the replacement of a removed magic that a cell uses; "" if it uses none. Pure."""
+    """Return the line that names the replacement of a removed magic in a cell, or "". Pure."""
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if any("%sky_" in line for line in lines):
         rows = [first] if lines[first].lstrip().startswith("%%") else _statements(lines)
@@ -58,30 +65,31 @@ def removed(lines: Sequence[str]) -> str:
 
 
 def misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
-    """A refusal of a cell whose first magic does not exist, where one of ours has nearly its name; "" for none."""
-    found = MAGIC.match(next((line for line in lines if line.strip()), ""))
-    if found is None or shell.find_magic(found[2]) or shell.find_cell_magic(found[2]):
+    """Return a refusal if a cell's first magic does not exist but resembles another, or ""."""
+    magic = MAGIC.match(next((line for line in lines if line.strip()), ""))
+    if magic is None or shell.find_magic(magic[2]) or shell.find_cell_magic(magic[2]):
         return ""
-    nearest = did_you_mean(found[2], MAGICS)
-    return f"there is no magic {found[1]}{found[2]}{nearest}" if nearest else ""
+    nearest = did_you_mean(magic[2], MAGICS)
+    return f"there is no magic {magic[1]}{magic[2]}{nearest}" if nearest else ""
 
 
 def misplaced(lines: Sequence[str]) -> str:
-    """A refusal of a cell whose code would not run on the ranks: its magic has one per cent sign, or is not on the first line; "" for none.
+    """Return a refusal of a cell whose code would not run on the ranks, or "".
 
-    Pure. Nothing of the cell has run then.
+    Its magic has one per cent sign, or is not on the first line. Pure. Nothing of the cell has run
+    at this point.
     """
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if not any(MAGIC.match(line) for line in lines) or lines[first].lstrip().startswith("%%"):
-        return ""  # the body of another cell magic is that one's own
+        return ""  # the body belongs to another cell magic
     for row in _statements(lines):
-        found = MAGIC.match(lines[row])
-        if found is None or found[2] not in BODIES:
+        magic = MAGIC.match(lines[row])
+        if magic is None or magic[2] not in BODIES:
             continue
         below = any(line.strip() and line.lstrip()[0] not in "#%" for line in lines[row + 1 :])
-        if found[1] == "%%" or below:
+        if magic[1] == "%%" or below:
             return (
-                f"did you mean %%{found[2]}, on the cell's first line? Nothing of this cell has run"
+                f"did you mean %%{magic[2]}, on the cell's first line? Nothing of this cell has run"
             )
     return ""
 
@@ -89,19 +97,20 @@ def misplaced(lines: Sequence[str]) -> str:
 def empty(lines: Sequence[str]) -> str:
     """Return a refusal of a cell that has no line below its magic, or "".
 
-    IPython's own would advise the same magic with one per cent sign, which runs no code either.
+    IPython's own message would suggest the same magic with one per cent sign, which runs no code
+    either.
     """
-    found = MAGIC.match(lines[0]) if len(lines) == 1 else None
-    if found is None or found[1] != "%%" or found[2] not in BODIES:
+    magic = MAGIC.match(lines[0]) if len(lines) == 1 else None
+    if magic is None or magic[1] != "%%" or magic[2] not in BODIES:
         return ""
-    return f"the cell is empty: write what is to run on the lines below %%{found[2]}"
+    return f"the cell is empty: write what is to run on the lines below %%{magic[2]}"
 
 
 def _statements(lines: Sequence[str]) -> list[int]:
-    """Return the rows on which statements and magics begin; a row within a string is none of them."""
+    """Return the rows where statements and magics begin, ignoring rows within a string."""
     rows = []
     for tokens in make_tokens_by_line(list(lines)):
-        first = next((one for one in tokens if one.type not in (token.INDENT, token.DEDENT)), None)
+        first = next((tok for tok in tokens if tok.type not in (token.INDENT, token.DEDENT)), None)
         if first is not None and first.type != token.ENDMARKER:
             rows.append(first.start[0] - 1)
     return rows
@@ -113,19 +122,23 @@ def after_error(
     lists: Mapping[str, Collection[int]],
     cell: str,
 ) -> str:
-    """A line below the error of a plain cell that took a name on the ranks for one of the notebook; "" for none.
+    """Return a hint if a plain cell failed because it used a name of the ranks, or "".
 
     Args:
         lists: names of lists of values by rank, with the ranks.
         cell: its text.
     """
     if isinstance(error, NameError) and not isinstance(error, RankError):
-        # code of a library may lack a name by an error of its own
+        # a NameError raised in library code is a bug of that library
         tb = error.__traceback__
         while tb is not None and tb.tb_next is not None:
             tb = tb.tb_next
-        own = tb is not None and tb.tb_frame.f_globals is namespace
-        pool = _pool_with(error.name) if own and error.name and error.name not in namespace else ""
+        in_notebook = tb is not None and tb.tb_frame.f_globals is namespace
+        pool = (
+            _pool_with(error.name)
+            if in_notebook and error.name and error.name not in namespace
+            else ""
+        )
         return (
             f"{error.name} is on the ranks of pool {pool!r}: %sky_pull {error.name} --head"
             if pool
@@ -153,49 +166,51 @@ def after_error(
 
 
 def _pool_with(name: str) -> str:
-    """The pool whose ranks have this name, the one used last first; "" for none."""
-    pools = [one for one in reversed(registry.pools()) if one.state is not State.DECLARED]
-    return next((one.name for one in pools if name in one.shipper.names()), "")
+    """Return the most recently used pool whose ranks have this name, or ""."""
+    pools = [pool for pool in reversed(registry.pools()) if pool.state is not State.DECLARED]
+    return next((pool.name for pool in pools if name in pool.shipper.names()), "")
 
 
-# -- %sky_auto ------------------------------------------------------------------------------------------------------------
+# -- %sky_auto -------------------------------------------------------------------------------------
 
 
 LOCAL = "%%local"
-"""The first line of a cell that runs in the notebook whatever is switched on."""
+"""First line of a cell that runs in the notebook even if %sky_auto is on."""
 
 
 class Auto:
-    """The input transformer that puts ``%%sky_broadcast`` above a shell's plain cells.
+    """Input transformer that puts ``%%sky_broadcast`` above a shell's plain cells.
 
     Attributes:
-        on: whether plain cells are broadcast.
+        on: True if plain cells are broadcast.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         transformers = shell.input_transformers_cleanup
         transformers[:] = [
-            one for one in transformers if not isinstance(getattr(one, "__self__", None), Auto)
+            transformer
+            for transformer in transformers
+            if not isinstance(getattr(transformer, "__self__", None), Auto)
         ]
         transformers.append(self._transform)
         self.on = False
         self._paused = False
         self._executing = False
-        """Whether what is transformed is no cell, but code that one runs, as ``%time`` does."""
+        """True while transformed text is code run by a cell, as by ``%time``, instead of a cell."""
         shell.events.register("pre_execute", self._begin)
         shell.events.register("post_execute", self._end)
 
     def switch(self, on: bool) -> None:
-        """Turn it on or off; twice is safe."""
+        """Turn it on or off; calling it twice is safe."""
         self.on = on
 
     def takes(self, cell: str) -> bool:
-        """Whether a cell as it was typed is broadcast by itself."""
+        """Return True if a cell, as typed, is broadcast automatically."""
         return self.on and bool(cell.strip()) and not cell.lstrip().startswith("%")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, code is transformed as ever; on other threads than that of cells too."""
+        """Transform code as usual within the context, also on other threads than that of cells."""
         before, self._paused = self._paused, True
         try:
             yield

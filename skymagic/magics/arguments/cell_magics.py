@@ -1,4 +1,7 @@
-"""``%sky_pool``, ``%%sky_broadcast`` and ``%%sky_sh``: a pool, and a cell on its ranks or nodes, whose own line may describe the pool."""
+"""Parse ``%sky_pool``, ``%%sky_broadcast`` and ``%%sky_sh``.
+
+The line of a cell on ranks or nodes may also describe the pool.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ SLURM_OPTIONS = (
     "reservation",
     "exclusive",
 )
-"""Options of a pool that are sbatch's, under their own names; together they are one field of the request."""
+"""Pool options passed to sbatch under their own names, in one field of the request."""
 KUBERNETES_OPTIONS = {
     "container_image": "image",
     "namespace": "namespace",
@@ -44,7 +47,7 @@ KUBERNETES_OPTIONS = {
     "pod_template": "pod-template",
     "pods": "pods",
 }
-"""Options of Kubernetes, by their fields; together they are one as well."""
+"""Kubernetes options by field; one field of the request holds them all."""
 POOL_FIELDS = frozenset(option.field for option in POOL)
 
 
@@ -56,13 +59,14 @@ def parse_pool(
     plugins: Collection[str] = PLUGINS,
     providers: Collection[str] = PROVIDERS,
 ) -> PoolRequest:
-    """``%sky_pool [NAME] [options]``, and with `body` ``%%sky_pool``, whose TOML adds to the line.
+    """Parse ``%sky_pool [NAME] [options]``, or ``%%sky_pool`` with a `body` of TOML options.
 
-    In TOML the options' long names are keys, and ``[env]`` and ``[plugins.NAME]`` may be tables. `plugins` and `providers`
-    are the names that exist. Raises RequestError with all mistakes of line and body.
+    In TOML the options' long names are keys, and ``[env]`` and ``[plugins.NAME]`` may be tables.
+    `plugins` and `providers` are the existing names. Raises RequestError with all mistakes of line
+    and body.
     """
-    given, names, mistakes = scan_body(body) if body else ([], [], [])
-    parsed = ParsedLine("sky_pool", line, given, names)
+    options, names, mistakes = scan_body(body) if body else ([], [], [])
+    parsed = ParsedLine("sky_pool", line, options, names)
     parsed.mistakes += mistakes
     request = pool_of(parsed, defaults, plugins, providers, name=parsed.values.get("name"))
     parsed.done()
@@ -77,7 +81,11 @@ def pool_of(
     *,
     name: str | None,
 ) -> PoolRequest:
-    """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
+    """Return the pool request of a line.
+
+    The line's options are checked against the existing names; omitted options take the configured
+    defaults.
+    """
     configured = {
         key: getattr(defaults, key)
         for key in ("provider", "plugins", "idle", "max_lifetime", "max_price")
@@ -104,16 +112,25 @@ def pool_of(
                 f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}"
                 for mistake in wrong.mistakes
             ]
-    if (told := [name for name in SLURM_OPTIONS if name in stated]) or stated.get("slurm"):
-        options = [(name, "" if stated[name] is True else str(stated[name])) for name in told]
-        values = {key: value for key, value in values.items() if key not in told}
+    if (cluster_options := [name for name in SLURM_OPTIONS if name in stated]) or stated.get(
+        "slurm"
+    ):
+        options = [
+            (name, "" if stated[name] is True else str(stated[name])) for name in cluster_options
+        ]
+        values = {key: value for key, value in values.items() if key not in cluster_options}
         values["slurm"] = (*options, *stated.get("slurm", ()))
-        stated = {**{key: value for key, value in stated.items() if key not in told}, "slurm": ()}
-    if told := [name for name in KUBERNETES_OPTIONS if name in stated]:
-        values = {key: value for key, value in values.items() if key not in told}
-        values["kubernetes"] = tuple((KUBERNETES_OPTIONS[name], stated[name]) for name in told)
         stated = {
-            **{key: value for key, value in stated.items() if key not in told},
+            **{key: value for key, value in stated.items() if key not in cluster_options},
+            "slurm": (),
+        }
+    if cluster_options := [name for name in KUBERNETES_OPTIONS if name in stated]:
+        values = {key: value for key, value in values.items() if key not in cluster_options}
+        values["kubernetes"] = tuple(
+            (KUBERNETES_OPTIONS[name], stated[name]) for name in cluster_options
+        )
+        stated = {
+            **{key: value for key, value in stated.items() if key not in cluster_options},
             "kubernetes": (),
         }
     dry_run = bool(line.values.get("dry_run"))
@@ -155,7 +172,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
-# -- cells ----------------------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------
 
 
 def parse_broadcast(
@@ -165,7 +182,10 @@ def parse_broadcast(
     plugins: Collection[str] = PLUGINS,
     providers: Collection[str] = PROVIDERS,
 ) -> RunRequest:
-    """``%%sky_broadcast [options of the run and of a pool]``. Raises RequestError with all mistakes."""
+    """Parse ``%%sky_broadcast [options of the run and of a pool]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_broadcast", line)
     values = parsed.values
     pool = pool_of(parsed, defaults, plugins, providers, name=values.get("name"))
@@ -179,13 +199,15 @@ def parse_broadcast(
 
 
 def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
-    """The run of a line, after the checks that need several options."""
+    """Return the run request of a line, after the checks that need several options."""
     values = {key: value for key, value in line.values.items() if key not in POOL_FIELDS | {"name"}}
-    push, held = values.get("push", ()), values.get("no_push", False)
-    both = [name for name in push if isinstance(held, tuple) and name in held]
-    line.check(both, f"{', '.join(both)}: named by --push and by --no-push; keep one of them")
+    push, no_push = values.get("push", ()), values.get("no_push", False)
+    conflicting = [name for name in push if isinstance(no_push, tuple) and name in no_push]
     line.check(
-        values.get("fresh") and held is True and not push,
+        conflicting, f"{', '.join(conflicting)}: named by --push and by --no-push; keep one of them"
+    )
+    line.check(
+        values.get("fresh") and no_push is True and not push,
         "--fresh sends again what --no-push does not send",
     )
     line.check(
@@ -205,12 +227,16 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
 
 
 def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
-    """``%%sky_sh [--workdir DIR] [options of the run]``. Raises RequestError with all mistakes."""
+    """Parse ``%%sky_sh [--workdir DIR] [options of the run]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
     parsed.check(
         parsed.values.get("nodes") and parsed.values.get("rank"),
-        f"{parsed.labels.get('rank')} chooses a rank and {parsed.labels.get('nodes')} nodes; keep one of them",
+        f"{parsed.labels.get('rank')} chooses a rank and {parsed.labels.get('nodes')} "
+        "nodes; keep one of them",
     )
     parsed.check(
         parsed.values.get("only") and parsed.values.get("rank"),
@@ -227,36 +253,39 @@ def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
     return ShellRequest(**values)
 
 
-# -- The body of ``%%sky_pool``: TOML whose keys are the options' long names -------------------------------------------
+# -- The body of ``%%sky_pool``: TOML whose keys are the options' long names -----------------------
 
 
 def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
-    """(options given, the pool's name if it stands there, mistakes) of a TOML body."""
+    """Return (options, the pool's name if present, mistakes) of a TOML body."""
     try:
         table = tomllib.loads(body)
-    except (
-        ValueError,
-        RecursionError,
-    ) as wrong:  # a ValueError too where a number has thousands of digits
+    except (ValueError, RecursionError) as wrong:
+        # ValueError also for numbers with thousands of digits
         return [], [], [f"the cell is not TOML: {wrong}"]
-    known = {name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.spellings}
-    given: list[ParsedOption] = []
+    options_by_name = {
+        name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.spellings
+    }
+    options: list[ParsedOption] = []
     mistakes: list[str] = []
     name = table.pop("name", "")
     if not isinstance(name, str):
         mistakes.append("name takes a string")
     for key, value in table.items():
-        option = known.get(key.replace("_", "-"))
+        option = options_by_name.get(key.replace("_", "-"))
         if option is None:
-            mistakes.append(f"{key}: no such key{did_you_mean(key, [*known, 'name'])}")
+            mistakes.append(f"{key}: no such key{did_you_mean(key, [*options_by_name, 'name'])}")
             continue
         with noted_in(mistakes):
-            given += _entry(option, key, value)
-    return given, [name] if name and isinstance(name, str) else [], mistakes
+            options += _entry(option, key, value)
+    return options, [name] if name and isinstance(name, str) else [], mistakes
 
 
 def _entry(option: Option, key: str, value: object) -> list[ParsedOption]:
-    """What a TOML value says of its option. Raises RequestError when it is of a type that the option does not take."""
+    """Return the options that a TOML value sets.
+
+    Raises RequestError for a type that the option does not accept.
+    """
     several = option.takes != "one"
     text = _scalar(value)
     if option.read is None and isinstance(value, bool):
@@ -300,11 +329,10 @@ _TABLES: dict[str, Callable[[str, str, object], Any]] = {
 
 
 def _scalar(value: object) -> str | None:
-    """A TOML string, number or truth value as text; None for anything else."""
+    """Return a TOML string, number or boolean as text, or None for anything else."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return (
-            f"{value}" if value.bit_length() <= 64 else None
-        )  # thousands of digits have no text in Python
+        # Python refuses to print thousands of digits
+        return f"{value}" if value.bit_length() <= 64 else None
     return str(value) if isinstance(value, str | float) else None

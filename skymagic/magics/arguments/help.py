@@ -1,4 +1,4 @@
-"""The help of a magic, who asks for it, and what may stand where the cursor is."""
+"""Help text of a magic, ``--help`` on its line, and completion at the cursor."""
 
 from __future__ import annotations
 
@@ -15,53 +15,60 @@ from skymagic.plan.requests import PROVIDERS, REGIONS, SSH_CLIENTS
 
 
 def help_text(magic: str) -> str:
-    """The help of a magic, for its docstring: what it does, examples, options."""
-    face = MAGICS[magic]
-    mark = "%%" if face.cell else "%"
+    """Return the help of a magic, used as its docstring: summary, examples, options."""
+    spec = MAGICS[magic]
+    mark = "%%" if spec.cell else "%"
     lines = [
-        face.summary,
+        spec.summary,
         "",
-        f"{mark}{magic} {' '.join(filter(None, (face.words, '[options]' * bool(face.options))))}".rstrip(),
+        f"{mark}{magic} "
+        f"{' '.join(filter(None, (spec.words, '[options]' * bool(spec.options))))}".rstrip(),
     ]
-    if face.examples:
+    if spec.examples:
         lines += [
             "",
             "Examples:",
-            *(f"    {line}" for example in face.examples for line in example.splitlines()),
+            *(f"    {line}" for example in spec.examples for line in example.splitlines()),
         ]
-    if options := [option for option in face.options if option.common]:
+    if options := [option for option in spec.options if option.common]:
         rows = [
             (f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help)
             for option in options
         ]
         lines += ["", "Options:"]
         lines += [
-            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}"
-            for left, right in rows
+            f"    {option_names:<32} {description}"
+            if len(option_names) <= 32
+            else f"    {option_names}\n{'':37}{description}"
+            for option_names, description in rows
         ]
-    if more := [option.names[-1] for option in face.options if not option.common]:
+    if more := [option.names[-1] for option in spec.options if not option.common]:
         lines += [
             "",
-            f"More: {', '.join(more)}, and the options of %sky_pool. docs/reference/magics.md describes them.",
+            f"More: {', '.join(more)}, and the options of %sky_pool. "
+            "docs/reference/magics.md describes them.",
         ]
     return "\n".join(lines) + "\n"
 
 
 def asks_for_help(line: str) -> bool:
-    """Whether ``--help`` or ``-h`` stands on a magic's line."""
+    """Return True if a magic's line contains ``--help`` or ``-h``."""
     tokens, _ = split(line)
     return any(token.is_option and token.text in ("--help", "-h") for token in tokens)
 
 
 def help_alone(lines: list[str]) -> list[str]:
-    """An input transformer: ``%%sky_sh --help`` calls the magic as it can be called, for IPython refuses a cell without a body."""
+    """Input transformer that makes ``%%sky_sh --help`` work without a body.
+
+    It calls the magic directly, because IPython refuses a cell magic without a body.
+    """
     first = next((line for line in lines if line.strip()), "")
-    found = re.match(r"(%%?)(sky_\w+)[ \t]+(.*)", first)
-    if found is None or found[2] not in MAGICS or not asks_for_help(found[3]):
+    magic = re.match(r"(%%?)(sky_\w+)[ \t]+(.*)", first)
+    if magic is None or magic[2] not in MAGICS or not asks_for_help(magic[3]):
         return lines
-    if found[1] == "%" and not MAGICS[found[2]].cell:
+    if magic[1] == "%" and not MAGICS[magic[2]].cell:
         return lines
-    name = found[2]
+    name = magic[2]
     call = (
         f"cell_magic({name!r}, '--help', 'pass')"
         if MAGICS[name].cell
@@ -71,7 +78,7 @@ def help_alone(lines: list[str]) -> list[str]:
 
 
 def with_help(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A magic that prints its help where ``--help`` stands on its line, and does nothing else then."""
+    """Wrap a magic so that ``--help`` on its line prints its help and does nothing else."""
 
     @functools.wraps(method)
     def magic(line: str, *body: str) -> Any:
@@ -83,20 +90,20 @@ def with_help(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class CompletionNames:
-    """What exists at the moment, for completion."""
+    """Names that exist at the moment, for completion."""
 
     pools: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()
     """Variables of the ranks."""
     gathered: tuple[str, ...] = ()
-    """What a cell may bring back: those, what it sets, and what it takes along."""
+    """Variables that a cell may fetch: those of the ranks, those it sets, and those it sends."""
     hosts: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     """Variables of the notebook's environment."""
     plugins: tuple[str, ...] = PLUGINS
     plugin_options: Callable[[str], Sequence[str]] = lambda name: ()
-    """What may follow a plugin's name and a colon."""
+    """Returns the options that may follow a plugin's name and a colon."""
     providers: tuple[str, ...] = PROVIDERS
     gpus: tuple[str, ...] = GPU_NAMES
     regions: tuple[str, ...] = REGIONS
@@ -112,47 +119,54 @@ class CompletionNames:
 
 
 def complete(magic: str, text: str, names: CompletionNames | None = None) -> list[str]:
-    """What may stand in place of the word that `text`, the line after the magic's name up to the cursor, ends in.
+    """Return the words that may replace the last word of `text`, the line up to the cursor.
 
-    Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote. `magic` is
-    without ``%``. Options come in the order of their table, the common ones first; all else by the alphabet.
+    `text` starts after the magic's name; `magic` is without ``%``. The results are whole words, for
+    what follows the last blank, ``=`` or ``,``; none within a comment or an open quote. Options
+    come in the order of their table, the common ones first; everything else is sorted
+    alphabetically.
     """
-    face, names = MAGICS[magic], names or CompletionNames()
-    known = {name: option for option in face.accepted for name in option.spellings}
+    spec, names = MAGICS[magic], names or CompletionNames()
+    options = {name: option for option in spec.accepted for name in option.spellings}
     tokens, unclosed = split(text)
     if unclosed or re.search(r"(^|\s)#", text):
         return []
     last = tokens.pop() if tokens and not text[-1].isspace() else Token("")
-    option, word = _completing(known, tokens), last.text
+    option, word = _completing(options, tokens), last.text
     name, equals, value = word.partition("=")
-    if equals and name in known:
-        option, word = known[name], value
+    if equals and name in options:
+        option, word = options[name], value
     elif last.is_option or (option is None and word == "-"):
-        used = {known[token.text].field for token in tokens if token.text in known}
-        several = {item.field for item in face.accepted if item.takes != "one"}
-        left = (
+        used = {options[token.text].field for token in tokens if token.text in options}
+        several = {item.field for item in spec.accepted if item.takes != "one"}
+        unused = (
             item
-            for item in known
-            if item in known[item].names and known[item].field not in used - several
+            for item in options
+            if item in options[item].names and options[item].field not in used - several
         )
-        return [item for item in left if item.casefold().startswith(word.casefold())]
-    if option is None and face.words.startswith("RANKS") and not tokens:
-        return []  # ranks come first, and then names
-    choices, word = (option.choices if option else face.choices) or "nothing", word.split(",")[-1]
+        return [item for item in unused if item.casefold().startswith(word.casefold())]
+    if option is None and spec.words.startswith("RANKS") and not tokens:
+        return []  # ranks come before names
+    choices, word = (
+        (option.choices if option else spec.choices) or "nothing",
+        word.split(",")[-1],
+    )
     plugin, colon, _ = word.partition(":")
     if choices == "plugins" and colon and plugin in names.plugins:
-        return _starting((f"{plugin}:{one}=" for one in names.plugin_options(plugin)), word)
+        return _starting((f"{plugin}:{key}=" for key in names.plugin_options(plugin)), word)
     return _starting(getattr(names, choices, ()), word)
 
 
 def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option | None:
-    """The option whose value comes next, None when a word without an option does."""
+    """Return the option whose value comes next, or None if a word without an option does."""
     for distance, token in enumerate(reversed(before)):
         if token.is_option:
             option = known.get(token.text)
-            one_only = option is not None and option.takes in ("one", "list")
+            takes_one_word = option is not None and option.takes in ("one", "list")
             return (
-                None if option is None or option.read is None or (distance and one_only) else option
+                None
+                if option is None or option.read is None or (distance and takes_one_word)
+                else option
             )
     return None
 

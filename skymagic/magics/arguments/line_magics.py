@@ -1,4 +1,4 @@
-"""The magics of one line: looking, variables, files, lifecycle; a small request for each."""
+"""Parse the line magics (inspection, variables, files, lifecycle) to a small request each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skymagic.plan.units import Selection
 
 @dataclass(frozen=True)
 class RanksRequest:
-    """%sky_stacks, %sky_vars and %sky_restart: which ranks, None for all."""
+    """%sky_stacks, %sky_vars and %sky_restart: ranks, None for all."""
 
     ranks: Selection | None = None
     pool: str | None = None
@@ -26,7 +26,7 @@ class RanksRequest:
 
 @dataclass(frozen=True)
 class NamesRequest:
-    """%sky_push and %sky_pull: variables, ranks (None: all), and for a pull the variable that takes the values."""
+    """%sky_push and %sky_pull: variables, ranks (None: all), and the output variable of a pull."""
 
     names: tuple[str, ...] = ()
     targets: Selection | None = None
@@ -37,7 +37,7 @@ class NamesRequest:
 
 @dataclass(frozen=True)
 class CloneRequest:
-    """%sky_clone: the ranks that get variables, and the rank that has them."""
+    """%sky_clone: the ranks that receive variables, and the rank to copy from."""
 
     targets: Selection
     source: int
@@ -47,8 +47,10 @@ class CloneRequest:
 
 @dataclass(frozen=True)
 class FilesRequest:
-    """%sky_put and %sky_get: from where to where, which nodes take part (None: all for a put, the head for a get), and whether links that
-    lead out are followed."""
+    """%sky_put and %sky_get: source, target, nodes, and whether links that lead out are followed.
+
+    Nodes are None for all with a put, and for the head with a get.
+    """
 
     source: str = ""
     target: str = ""
@@ -58,13 +60,13 @@ class FilesRequest:
 
     @property
     def what(self) -> tuple[str, str, Selection | None]:
-        """From where to where, and which nodes."""
+        """Source, target and nodes."""
         return self.source, self.target, self.nodes
 
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """%sky_forward: ports, and of which nodes (None: the head)."""
+    """%sky_forward: ports, and their nodes (None: the head)."""
 
     ports: tuple[int, ...]
     nodes: Selection | None = None
@@ -73,7 +75,10 @@ class ForwardRequest:
 
 @dataclass(frozen=True)
 class PipRequest:
-    """%sky_pip: packages to install, none to list what is there; in one pool, the current one (None), or in all."""
+    """%sky_pip: packages to install, or none to list the installed ones.
+
+    Applies to one pool, the current one (None), or all.
+    """
 
     packages: tuple[str, ...] = ()
     pool: str | None = None
@@ -82,8 +87,11 @@ class PipRequest:
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it; of Slurm's
-    the login node that knows it."""
+    """%sky_attach: a pool by name or job id, or None to list the pools.
+
+    `take_over` takes it from a notebook that is alive; `login` is the Slurm login node that lists
+    it.
+    """
 
     name: str | None = None
     take_over: bool = False
@@ -93,7 +101,11 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class GpusRequest:
-    """%sky_gpus: one kind of GPU or all; with how many machines, where, and how they are rented; the variable that keeps the offers."""
+    """%sky_gpus: one kind of GPU or all, and options for renting them.
+
+    These are the number of machines, the region, and whether they are spot machines. `output` is
+    the variable that receives the offers.
+    """
 
     gpu: Accelerator | None = None
     nodes: int | None = None
@@ -103,19 +115,22 @@ class GpusRequest:
 
     @property
     def rented(self) -> bool:
-        """Whether it says something of renting."""
+        """True if an option about renting is set."""
         return self.nodes is not None or self.region is not None or self.spot
 
 
 def parse_check(line: str) -> str | None:
-    """``%sky_check [NAME]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_check [NAME]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_check", line)
     parsed.done()
     return parsed.values.get("name")
 
 
 def parse_gpus(line: str) -> GpusRequest:
-    """``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot] [-o NAME]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot] [-o NAME]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_gpus", line)
     gpu: Accelerator | None = parsed.word("accelerator", Accelerator.parse)
     parsed.check(gpu is None and parsed.values, "name the GPU to rent: %sky_gpus A100:8 --spot")
@@ -124,17 +139,27 @@ def parse_gpus(line: str) -> GpusRequest:
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """``%sky_logs [NAME] [-t RANKS] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o NAME]``. Raises RequestError with all mistakes."""
+    """Parse a line of ``%sky_logs``.
+
+    The grammar is ``[NAME] [-t RANKS] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o
+    NAME]``. Raises RequestError with all mistakes.
+    """
     return LogsRequest(**_fields(ParsedLine("sky_logs", line), targets="rank"))
 
 
 def parse_ranks(magic: str, line: str) -> RanksRequest:
-    """``%sky_stacks [NAME] [-t RANKS]``, and ``%sky_vars`` and ``%sky_restart`` likewise. Raises RequestError with all mistakes."""
+    """Parse ``%sky_stacks [NAME] [-t RANKS]``, ``%sky_vars`` or ``%sky_restart``.
+
+    Raises RequestError with all mistakes.
+    """
     return RanksRequest(**_fields(ParsedLine(magic, line), targets="ranks"))
 
 
 def parse_names(magic: str, line: str) -> NamesRequest:
-    """``%sky_push NAMES [-t RANKS]``, ``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_push NAMES [-t RANKS]`` or ``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine(magic, line)
     names = _identifiers(parsed, magic, parsed.words)
     several = parsed.values.get("output") and len(names) > 1
@@ -143,7 +168,7 @@ def parse_names(magic: str, line: str) -> NamesRequest:
 
 
 def parse_clone(line: str) -> CloneRequest:
-    """``%sky_clone RANKS --from R NAMES``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_clone RANKS --from R NAMES``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_clone", line)
     parsed.check("source" not in parsed.labels, "say which rank has the variables: --from 0")
     targets = Selection("all")
@@ -158,7 +183,10 @@ def parse_clone(line: str) -> CloneRequest:
 
 
 def parse_files(magic: str, line: str) -> FilesRequest:
-    """``%sky_put SRC DST [--nodes NODES]``, ``%sky_get`` likewise. Raises RequestError with all mistakes."""
+    """Parse ``%sky_put SRC DST [--nodes NODES]`` or ``%sky_get``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine(magic, line)
     parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
@@ -168,7 +196,7 @@ def parse_files(magic: str, line: str) -> FilesRequest:
 
 
 def parse_forward(line: str) -> ForwardRequest:
-    """``%sky_forward PORTS [--nodes NODES]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_forward PORTS [--nodes NODES]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_forward", line)
     parsed.check(not parsed.words, "%sky_forward needs a port: %sky_forward 6006")
     for word in parsed.words:
@@ -181,7 +209,10 @@ def parse_forward(line: str) -> ForwardRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """``%sky_status [NAME] [-o NAME | --cost | --hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_status [NAME] [-o NAME | --cost | --hosts HOSTS [--disk] | --provider aws]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_status", line)
     request = StatusRequest(**parsed.values)
     parsed.check(
@@ -198,25 +229,37 @@ def parse_status(line: str) -> StatusRequest:
 
 
 def parse_pip(line: str) -> PipRequest:
-    """``%sky_pip install NAMES``, ``%sky_pip list``, each with ``--pool NAME`` or ``--all``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_pip install NAMES`` or ``%sky_pip list``, with ``--pool NAME`` or ``--all``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_pip", line)
-    word, wanted, found = (parsed.words or [""])[0], parsed.words[1:], tuple[str, ...]()
+    action, requirements, names = (parsed.words or [""])[0], parsed.words[1:], tuple[str, ...]()
     parsed.check(
-        word not in ("install", "list"), "say what to do: %sky_pip install NAME or %sky_pip list"
+        action not in ("install", "list"), "say what to do: %sky_pip install NAME or %sky_pip list"
     )
-    parsed.check(word == "install" and not wanted, "%sky_pip install needs the names of packages")
-    parsed.check(word == "list" and wanted, f"%sky_pip list takes no names ({' '.join(wanted)})")
+    parsed.check(
+        action == "install" and not requirements, "%sky_pip install needs the names of packages"
+    )
+    parsed.check(
+        action == "list" and requirements,
+        f"%sky_pip list takes no names ({' '.join(requirements)})",
+    )
     parsed.check(
         parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both"
     )
-    for text in wanted if word == "install" else ():
+    for text in requirements if action == "install" else ():
         with noted_in(parsed.mistakes):
-            found += packages(text)
-    return PipRequest(found, **_fields(parsed))
+            names += packages(text)
+    return PipRequest(names, **_fields(parsed))
 
 
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws]``, ``%sky_down --clean --hosts HOSTS [--all] [--dry-run]``. Raises RequestError with all mistakes."""
+    """Parse a line of ``%sky_down``.
+
+    The grammar is ``[NAME | --all] [--hosts HOSTS | --provider aws]``, or ``--clean --hosts HOSTS
+    [--all] [--dry-run]``. Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_down", line)
     request = DownRequest(**parsed.values)
     parsed.mistakes += request.mistakes()
@@ -225,7 +268,10 @@ def parse_down(line: str) -> DownRequest:
 
 
 def parse_attach(line: str) -> AttachRequest:
-    """``%sky_attach [NAME] [--take-over] [--provider slurm --login HOST]``. Raises RequestError with all mistakes."""
+    """Parse ``%sky_attach [NAME] [--take-over] [--provider slurm --login HOST]``.
+
+    Raises RequestError with all mistakes.
+    """
     parsed = ParsedLine("sky_attach", line)
     request = AttachRequest(**parsed.values)
     parsed.check(request.take_over and request.name is None, "--take-over: say which pool")
@@ -238,7 +284,7 @@ def parse_attach(line: str) -> AttachRequest:
 
 
 def parse_auto(line: str) -> bool:
-    """``%sky_auto on|off``. Raises RequestError for anything else."""
+    """Parse ``%sky_auto on|off``. Raises RequestError for anything else."""
     parsed = ParsedLine("sky_auto", line)
     switch = parsed.word("word, on or off", one_of("on", "off"))
     parsed.check(not parsed.words, "say on or off: %sky_auto on")
@@ -247,7 +293,10 @@ def parse_auto(line: str) -> bool:
 
 
 def _identifiers(parsed: ParsedLine, magic: str, words: Sequence[str]) -> tuple[str, ...]:
-    """The variables that words name; none where one is no identifier, which is noted."""
+    """Return the variables that words name.
+
+    If one is not an identifier, note the mistake and return ().
+    """
     try:
         names: tuple[str, ...] = identifiers(" ".join(words))
     except RequestError as wrong:
@@ -257,7 +306,10 @@ def _identifiers(parsed: ParsedLine, magic: str, words: Sequence[str]) -> tuple[
 
 
 def _fields(parsed: ParsedLine, **renamed: str) -> dict[str, Any]:
-    """The fields of a request that options fill; what ``--pool`` names is its `pool`. Raises RequestError with all mistakes."""
+    """Return the request fields that options set; ``--pool`` sets `pool`.
+
+    Raises RequestError with all mistakes.
+    """
     parsed.done()
     return {
         {"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()

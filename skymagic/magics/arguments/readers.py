@@ -1,4 +1,7 @@
-"""A reader for each kind of value: text becomes what a request holds, or a RequestError says why not."""
+"""Readers that convert the text of a value to a field of a request.
+
+They raise RequestError for invalid text.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Reader = Callable[[str], Any]
 
 
 def number(least: int) -> Reader:
-    """A reader of whole numbers from `least` on."""
+    """Return a reader of integers that are at least `least`."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
@@ -29,17 +32,17 @@ def number(least: int) -> Reader:
 
 
 def procs(text: str) -> int | None:
-    """Ranks of a node; None for ``auto``."""
+    """Read the number of ranks per node; None for ``auto``."""
     return None if text == "auto" else int(number(1)(text))
 
 
 def limit(text: str) -> float | None:
-    """A duration, or ``none`` against a configured default."""
+    """Read a duration, or ``none`` to override a configured default."""
     return None if text == "none" else duration(text)
 
 
 def dollars(text: str) -> float:
-    """A price per hour above 0, with or without ``$``."""
+    """Read a positive price per hour, with or without ``$``."""
     if not re.fullmatch(r"\$?[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text.lstrip("$")):
         raise RequestError(
             f"{text!r} is not a price: write dollars per hour for the whole pool, as in 12.50"
@@ -48,14 +51,17 @@ def dollars(text: str) -> float:
 
 
 def identifier(text: str) -> str:
-    """A name that a Python variable may have."""
+    """Read a name that is valid for a Python variable."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise RequestError(f"{text!r} is not a name for a variable")
     return text
 
 
 def matching(pattern: str, refusal: str) -> Reader:
-    """A reader of texts of one form, which stay as they are; `refusal` says what is wrong with any other."""
+    """Return a reader of texts that match a pattern; the text is kept unchanged.
+
+    `refusal` completes the message for any other text.
+    """
 
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -69,24 +75,24 @@ pool_name = matching(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}",
     "is not a name for a pool: use letters, digits, - and _, at most 40",
 )
-"""The name of a pool, which is also part of file names."""
+"""Reader of a pool's name, which is also part of file names."""
 _region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
 path = matching(r"[^\0]+", "is not a path")  # it need not exist
 variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
 host = matching(
     r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE"
 )
-"""A host, a range of them or a file of them; never what a command would take for an option."""
+"""Reader of a host, a range of hosts or a file of hosts; never of a command's option."""
 
 
 def interpreter(text: str) -> str:
-    """A version of Python, or the path of an interpreter."""
+    """Read a Python version, or the path of an interpreter."""
     Image(python=text)  # raises for anything else
     return text
 
 
 def pair(text: str) -> tuple[tuple[str, str], ...]:
-    """``NAME=value``, as a list of one pair."""
+    """Read ``NAME=value`` as a list of one pair."""
     name, equals, value = text.partition("=")
     if not equals:
         raise RequestError(
@@ -96,7 +102,7 @@ def pair(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
-    """A reader of lists; its mistakes are those of all items."""
+    """Return a reader of lists, which reports the mistakes of all items."""
 
     def read_all(text: str) -> tuple[Any, ...]:
         values: list[Any] = []
@@ -113,7 +119,8 @@ def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
     return read_all
 
 
-# a comma inside brackets belongs to the item (jax[cuda,cpu], gpu[1,3]), one before a constraint too (torch>=2,<3)
+# a comma inside brackets (jax[cuda,cpu], gpu[1,3]) or before a constraint (torch>=2,<3) belongs to
+# the item
 OUTSIDE_BRACKETS = r",(?![^\[\]]*\])"
 identifiers = many(identifier)
 
@@ -126,16 +133,16 @@ def _package(text: str) -> str:
 
 
 packages = many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")
-"""Requirements, as pip takes them."""
+"""Reader of requirements, as pip accepts them."""
 
 
 def region(text: str) -> str:
-    """Regions, as they are written: one, or several with commas between."""
+    """Read a region, or several with commas between them, as text."""
     return ",".join(many(_region)(text))
 
 
 def cluster(text: str) -> str:
-    """The address of a Ray cluster: ``auto``, ``HOST:PORT``, ``ray://HOST:PORT``."""
+    """Read the address of a Ray cluster: ``auto``, ``HOST:PORT``, ``ray://HOST:PORT``."""
     if text == "auto" or re.fullmatch(r"(ray://)?([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", text):
         return text
     raise RequestError(
@@ -144,28 +151,31 @@ def cluster(text: str) -> str:
 
 
 def directive(text: str) -> str:
-    """A value that a cluster reads."""
+    """Read a value of a cluster's option."""
     if not text or not text.isprintable():
         raise RequestError(f"{text!r} is no value of an option of a cluster")
     return text
 
 
 def directives(text: str) -> tuple[tuple[str, str], ...]:
-    """``mem=0,hint=nomultithread,overcommit``: options of sbatch; a piece that names none goes on with the value before it."""
-    found: list[tuple[str, str]] = []
+    """Read options of sbatch: ``mem=0,hint=nomultithread,overcommit``.
+
+    A piece that is not an option name belongs to the value before it.
+    """
+    options: list[tuple[str, str]] = []
     for piece in filter(None, map(str.strip, text.split(","))):
         name, equals, value = piece.partition("=")
-        if found and not equals and not re.fullmatch(r"[a-z][a-z-]+", name):
-            found[-1] = (found[-1][0], f"{found[-1][1]},{piece}")
+        if options and not equals and not re.fullmatch(r"[a-z][a-z-]+", name):
+            options[-1] = (options[-1][0], f"{options[-1][1]},{piece}")
         else:
-            found.append(
+            options.append(
                 (name.strip().removeprefix("--"), directive(value.strip()) if equals else "")
             )
-    return tuple(found)
+    return tuple(options)
 
 
 def one_of(*words: str) -> Reader:
-    """A reader of one of these words."""
+    """Return a reader of one of these words."""
 
     def read(text: str) -> str:
         if text not in words:

@@ -1,4 +1,7 @@
-"""A line becomes tokens, quotes and comments understood and nothing evaluated; tokens become values by option; all mistakes are collected."""
+"""Convert a line to tokens, and tokens to values by option.
+
+Quotes and comments are handled, nothing is evaluated, and all mistakes are collected.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,28 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import is_number, is_unit
 
 TIME = "TIME"
-"""What `Option.metavar` says of options that take a duration."""
+"""Value of `Option.metavar` for options that take a duration."""
 CODE_BELOW = "code stands on the lines below %%{magic}, and nothing of it on its own line"
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word of the line; a quoted one is never an option."""
+    """A word of the line; a quoted word is never an option."""
 
     text: str
     quoted: bool = False
 
     @property
     def is_option(self) -> bool:
-        """Whether it starts as an option does; ``-1`` is a value."""
+        """True if it starts like an option; ``-1`` is a value."""
         return not self.quoted and re.match(r"-[^\d.:]", self.text) is not None
 
 
 def split(line: str) -> tuple[list[Token], list[str]]:
-    """(tokens, mistakes) of a line: quotes as in a shell, ``#`` at a token's start ends it, a last ``;`` is dropped.
+    """Return (tokens, mistakes) of a line.
 
-    A backslash only escapes a blank, a quote, ``#`` or itself, so that paths of Windows stay whole.
+    Quotes work as in a shell, ``#`` at a token's start begins a comment, a final ``;`` is dropped.
+    A backslash only escapes a blank, a quote, ``#`` or itself, so that Windows paths stay intact.
     """
     tokens: list[Token] = []
     position, end = 0, len(line)
@@ -57,33 +61,33 @@ def split(line: str) -> tuple[list[Token], list[str]]:
 
 
 def _token(line: str, position: int) -> tuple[Token | None, int]:
-    """(token, where it ends), or (None, where the quote is that has no end)."""
-    text, opened, opens_at = "", "", position
+    """Return (token, its end), or (None, position of the quote that is not closed)."""
+    text, quote, quote_at = "", "", position
     quoted = line[position] in "'\""
     while position < len(line):
-        here, following = line[position], line[position + 1 : position + 2]
+        character, following = line[position], line[position + 1 : position + 2]
         if (
-            here == "\\"
-            and opened != "'"
+            character == "\\"
+            and quote != "'"
             and following
             and (following in "\"'\\#" or following.isspace())
         ):
             text, position = text + following, position + 1
-        elif opened:
-            text, opened = (text, "") if here == opened else (text + here, opened)
-        elif here in "'\"":
-            opened, opens_at = here, position
-        elif here.isspace():
+        elif quote:
+            text, quote = (text, "") if character == quote else (text + character, quote)
+        elif character in "'\"":
+            quote, quote_at = character, position
+        elif character.isspace():
             break
         else:
-            text += here
+            text += character
         position += 1
-    return (None, opens_at) if opened else (Token(text, quoted), position)
+    return (None, quote_at) if quote else (Token(text, quoted), position)
 
 
 @dataclass(frozen=True)
 class ParsedOption:
-    """An option as it was given: how the user wrote its name, and its value's text (None: without one).
+    """An option on the line: its name as the user wrote it, and the text of its value, or None.
 
     `items` are values that need no reading: those of a TOML table.
     """
@@ -95,46 +99,49 @@ class ParsedOption:
 
 
 def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], list[str], list[str]]:
-    """(options given, words that belong to none, mistakes)."""
-    known = {name: option for option in magic.accepted for name in option.spellings}
-    given: list[ParsedOption] = []
+    """Return (options, words that belong to no option, mistakes)."""
+    known_options = {name: option for option in magic.accepted for name in option.spellings}
+    options: list[ParsedOption] = []
     words: list[str] = []
     mistakes: list[str] = []
-    rest = list(tokens)
-    while rest:
-        token = rest.pop(0)
+    remaining = list(tokens)
+    while remaining:
+        token = remaining.pop(0)
         if not token.is_option:
             words.append(token.text)
             continue
-        option, label, text = _match(token.text, known)
+        option, label, text = _match(token.text, known_options)
         if option is None:
             mistakes.append(
-                f"{label}: {REMOVED_OPTIONS.get(label) or REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}"
+                f"{label}: "
+                f"{REMOVED_OPTIONS.get(label) or REFUSED.get(label) or f'no such option{did_you_mean(label, known_options)}'}"
             )
             if (
-                rest
-                and not rest[0].is_option
+                remaining
+                and not remaining[0].is_option
                 and text is None
                 and (not magic.words or magic.takes_pool)
             ):
-                rest.pop(0)  # most likely its value, and not a mistake of its own
+                remaining.pop(0)  # most likely its value, and not another mistake
             continue
         if option.read is None and text is not None:
             mistakes.append(f"{label} takes no value, not {text!r}")
         elif option.read is not None:
-            text = _value_of(option, text, rest)
+            text = _value_of(option, text, remaining)
             if text is None and option.takes != "maybe":
                 after = (
-                    f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
+                    f"; {remaining[0].text!r} after it is an option, unless you quote it"
+                    if remaining
+                    else ""
                 )
                 mistakes.append(f"{label} needs {option.metavar}{after}")
                 continue
-        given.append(ParsedOption(option, label, text))
-    return given, words, mistakes
+        options.append(ParsedOption(option, label, text))
+    return options, words, mistakes
 
 
 def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, str | None]:
-    """(option or None, its name as written, value in the same token)."""
+    """Return (option or None, its name as written, value in the same token or None)."""
     name, equals, value = text.partition("=")
     short = known.get(text[:2])
     if (
@@ -148,7 +155,10 @@ def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, 
 
 
 def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None:
-    """The option's value: what came with it, else the tokens that follow and are no options; ``5 min`` is one value."""
+    """Return an option's value: the rest of its token, or the tokens up to the next option.
+
+    ``5 min`` is one value.
+    """
     parts = [] if text is None else [text]
     while rest and not rest[0].is_option:
         all_of_them = option.takes in ("names", "maybe") and text is None
@@ -170,23 +180,21 @@ def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None
     return " ".join(parts) if parts else None
 
 
-_REPEATABLE = (
-    "hosts",
-    "plugins",
-)  # one host may be two nodes; a plugin given twice is a mistake, met later
+# a host may be two nodes; a repeated plugin is reported later
+_REPEATABLE = ("hosts", "plugins")
 
 
 def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
-    """The fields that options fill; what cannot be read is added to `mistakes`."""
+    """Return the values of options by field, and append unreadable ones to `mistakes`."""
     values: dict[str, Any] = {}
-    first: dict[str, ParsedOption] = {}
+    first_by_field: dict[str, ParsedOption] = {}
     for item in given:
-        option, before = item.option, first.setdefault(item.option.field, item)
-        if before is not item and option.read is not None and option.takes == "one":
-            both = f"{before.label} is given twice"
-            if item.label != before.label:
-                both = f"{before.label} and {item.label} are the same option"
-            mistakes.append(f"{both} ({before.text} and {item.text}); keep one of them")
+        option, first = item.option, first_by_field.setdefault(item.option.field, item)
+        if first is not item and option.read is not None and option.takes == "one":
+            problem = f"{first.label} is given twice"
+            if item.label != first.label:
+                problem = f"{first.label} and {item.label} are the same option"
+            mistakes.append(f"{problem} ({first.text} and {item.text}); keep one of them")
             continue
         value: Any = item.items or True
         if option.read is not None and item.text is not None:
@@ -196,18 +204,21 @@ def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
                 mistakes += [f"{item.label}: {mistake}" for mistake in wrong.mistakes]
                 continue
         if isinstance(value, tuple):
-            before_it = values.get(option.field)
-            value = (before_it if isinstance(before_it, tuple) else ()) + value
+            previous = values.get(option.field)
+            value = (previous if isinstance(previous, tuple) else ()) + value
             value = value if option.field in _REPEATABLE else tuple(dict.fromkeys(value))
         values[option.field] = value
     return values
 
 
 def is_code(line: str, words: Sequence[str]) -> bool:
-    """Return whether the words of a line that belong to no option are most likely Python code: ``print(x)``, ``import torch``.
+    """Return True if the free words of a line are most likely Python code.
+
+    Examples: ``print(x)``, ``import torch``.
 
     Args:
-        line: the whole line, whose quotes are still there.
+        line: the whole line, including quotes.
+        words: words of the line that belong to no option.
     """
     if len(words) == 1:
         return re.search(r"[(=\[]", words[0]) is not None
@@ -217,18 +228,18 @@ def is_code(line: str, words: Sequence[str]) -> bool:
 
 
 class ParsedLine:
-    """A line on its way to a request: values read, words left, mistakes met."""
+    """A line being parsed to a request: values, remaining words, mistakes."""
 
     def __init__(
         self, magic: str, line: str, more: Iterable[ParsedOption] = (), words: Iterable[str] = ()
     ) -> None:
         tokens, self.mistakes = split(line)
-        given, self.words, unknown = scan(MAGICS[magic], tokens)
+        options, self.words, scan_mistakes = scan(MAGICS[magic], tokens)
         self.words += [word for word in words if word not in self.words]
-        self.mistakes += unknown
-        given += more
-        self.labels = {item.option.field: item.label for item in given}
-        self.values = read(given, self.mistakes)
+        self.mistakes += scan_mistakes
+        options += more
+        self.labels = {item.option.field: item.label for item in options}
+        self.values = read(options, self.mistakes)
         if MAGICS[magic].takes_pool and MAGICS[magic].cell and is_code(line, self.words):
             self.mistakes.append(f"{' '.join(self.words)!r}: {CODE_BELOW.format(magic=magic)}")
         elif MAGICS[magic].takes_pool:
@@ -237,7 +248,7 @@ class ParsedLine:
             self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
 
     def _name_pool(self) -> None:
-        """A pool's name stands alone or after ``--pool``: it fills the field `name` either way."""
+        """Set the field `name` from a pool's name, given alone or after ``--pool``."""
         name = self.word("name of a pool", pool_name)
         if name is not None and self.values.setdefault("name", name) != name:
             self.mistakes.append(
@@ -245,12 +256,12 @@ class ParsedLine:
             )
 
     def check(self, wrong: object, mistake: str) -> None:
-        """Note a mistake when `wrong`."""
+        """Note a mistake if `wrong` is true."""
         if wrong:
             self.mistakes.append(mistake)
 
     def word(self, what: str, reader: Reader) -> Any:
-        """The one word that may stand without an option, or None."""
+        """Return the only word without an option, or None."""
         if len(self.words) > 1:
             self.mistakes.append(
                 f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})"
@@ -263,6 +274,6 @@ class ParsedLine:
         return None
 
     def done(self) -> None:
-        """Raise RequestError when there are mistakes."""
+        """Raise RequestError if there are mistakes."""
         if self.mistakes:
             raise RequestError(list(dict.fromkeys(self.mistakes)))
