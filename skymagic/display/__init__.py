@@ -1,15 +1,16 @@
-"""What the user sees: text as pure functions of what is shown, and the notebook as a screen.
+"""Text for the user as pure functions of the displayed state, and the notebook as a screen.
 
-A rank's line: `run.run` → `NotebookScreen` (screen) → `Labels` (labels) → `write` (live) → the notebook's stdout.
+A rank's line: `run.run` → `NotebookScreen` (screen) → `Labels` (labels) → `write` (live) → the
+notebook's stdout.
 
-text           tables, lines about ranks, and places; pure
-inspection     what ranks do and hold: stacks, variables, and values by rank; pure
+text           tables, lines about ranks, and positions in code; pure
+inspection     stacks, variables, and values by rank; pure
 status         pools, ranks and logs as objects with text, HTML and keys; pure
-terminal       a stream's open line, and tqdm's bars as progress; pure
+terminal       open line of a stream, and tqdm's bars as progress; pure
 labels         lines of several ranks: labelled, in order, open ones redrawn in place
-live           the front end: which one there is, text and displays written to it, and questions
-controls       a run's line with its buttons, as widgets, and what a front end sends to them amid a cell
+live           front end: detection, writing of text and displays, questions
+controls       a run's line with buttons, as widgets, and messages to them during a cell
 panel          a pool as HTML: its ranks as cells coloured by state, and its start
-run_line       the line of a running cell, and the one that stays of it
-screen         where a run's output is shown, and the progress of shipping and copying
+run_line       the progress line of a running cell, and its final line
+screen         output of a run, and the progress of shipping and copying
 """

@@ -1,10 +1,12 @@
-"""The line of a run as widgets: with a button that stops it, one that tells where its ranks are, and a place for the answer.
+"""The line of a run as widgets: a stop button, one that shows where its ranks are, and its answer.
 
-Buttons appear with the front end's first message, that it shows them: it comes the way on which presses will come. Where there
-are no widgets, or nobody handles their messages, there is the line alone, and no button that does nothing.
+Buttons appear with the front end's first message, which reports that it shows them: it arrives on
+the same channel as presses will. Without widgets, or if their messages are not handled, there is
+only the line, and no button that does nothing.
 
-At the end text and HTML take their place in the notebook. A page that was loaded anew amid the run does not hear of that (it knows
-no displays of before), but asks the kernel for its widgets: those of the last runs are kept, each with the line that stays.
+At the end text and HTML replace the widgets in the notebook. A page that was reloaded during the
+run is not notified (it does not know earlier displays), but requests the kernel's widgets: those of
+the last runs are kept, each with the final line.
 """
 
 from __future__ import annotations
@@ -21,13 +23,22 @@ from typing import Any
 from skymagic.display.live import own_kernel, watched, widget_view
 
 RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
-"""Seconds between two measurements of what ranks use, and for which they are made: nobody can tell whether the page is still open."""
+"""Seconds between two measurements of the ranks' use, and total seconds of measuring.
+
+The total is limited because the kernel cannot know if the page is still open.
+"""
 DEADLINE = 10.0
-"""Seconds in which a front end says that it shows them; its first widget takes a while to load."""
+"""Seconds within which a front end must report that it shows the widgets.
+
+Its first widget takes a while to load.
+"""
 LINE_CLASS, LIVE_CLASS = "skymagic-line", "skymagic-live"
-"""CSS classes of the widgets of a line, and of those of a run that goes on."""
+"""CSS classes of a line's widgets, and of the widgets of a running cell."""
 DISCONNECTED = ".jupyter-widgets-disconnected"
-"""CSS class that ipywidgets gives to widgets whose kernel was restarted or has lost its connection: dead, with a broken link as an icon."""
+"""CSS class of widgets whose kernel was restarted or disconnected.
+
+ipywidgets sets it and marks these dead widgets with a broken link as an icon.
+"""
 STYLE = f"""<style>
 .{LINE_CLASS}{DISCONNECTED}::before, .{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
 .{LINE_CLASS} .jupyter-button{DISCONNECTED} {{ display: none !important; }}
@@ -35,20 +46,25 @@ STYLE = f"""<style>
     content: " · disconnected from the kernel"; white-space: nowrap;
 }}
 </style>"""
-"""Leaves a line of text of a line with buttons that nobody hears any more. The page itself has to: a front end that restarts a kernel takes
-nothing more from the old one."""
+"""Reduces a line with dead buttons to its text.
+
+The page itself has to do this: a front end that restarts a kernel accepts nothing more from the old
+one.
+"""
 MAX_ENDED = 16
-"""Runs that have ended whose line is kept as a widget."""
+"""Maximum number of ended runs whose line is kept as a widget."""
 
 
 @dataclass(frozen=True)
 class Actions:
-    """What buttons do; called on any thread, at once and more than once.
+    """Actions of the buttons; called on any thread, possibly concurrently and repeatedly.
 
     Attributes:
-        stop: what the notebook's own stop button does.
-        where: where the ranks are now, as text; called on a thread of its own. None for no such button.
-        ranks: the pool with what each rank uses now, as HTML; likewise, and again and again while somebody looks.
+        stop: same as the notebook's own stop button.
+        where: returns the current positions of the ranks as text; called on a separate thread. None
+            for no such button.
+        ranks: returns the pool with each rank's resource use as HTML; called in the same way,
+            repeatedly while it is shown.
     """
 
     stop: Callable[[], object]
@@ -57,7 +73,7 @@ class Actions:
 
 
 class Controls:
-    """A line of HTML, and behind it buttons."""
+    """A line of HTML, followed by buttons."""
 
     def __init__(self, line: str, actions: Actions, channel: ShellChannel) -> None:
         import ipywidgets
@@ -65,9 +81,12 @@ class Controls:
         self._actions, self._channel = actions, channel
         self._offered = time.monotonic()
         self.answered = False
-        """Whether the front end shows them and is heard."""
+        """True if the front end shows the widgets and its messages arrive."""
         self._lock = threading.Lock()
-        """Held while an action is taken or the end is near: a press that comes too late must not reach the next cell."""
+        """Held during an action and near the end.
+
+        A press that comes too late must not reach the next cell.
+        """
         self._closed = False
         self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML(STYLE)
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
@@ -83,10 +102,9 @@ class Controls:
         self._buttons = [button for button, _ in pressed]
         self._row, self._panel = ipywidgets.HBox([self._line]), ipywidgets.HTML()
         self._unseen: threading.Event | None = None
-        """Ends the measurements; None while there are none."""
-        self._box = ipywidgets.VBox(
-            [self._row, self._below], _view_count=0
-        )  # None, the default, is not counted
+        """Set to stop the measurements; None while none are made."""
+        # the default None disables counting
+        self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)
         self._box.add_class(LINE_CLASS)
         self._row.add_class(LIVE_CLASS)
         self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
@@ -96,15 +114,15 @@ class Controls:
 
     @property
     def ignored(self) -> bool:
-        """Whether nobody shows them, by all that is known."""
+        """True if the front end seems not to show the widgets."""
         return not self.answered and time.monotonic() - self._offered > DEADLINE
 
     def bundle(self) -> dict[str, Any]:
-        """What a display has besides its text."""
+        """Return the part of a display besides its text."""
         return widget_view(self._box.model_id)
 
     def say(self, line: str, *, deaf: bool = False) -> None:
-        """Show another line; `deaf` while presses cannot be heard."""
+        """Show another line; `deaf` is True while presses cannot be received."""
         self._line.value = line
         if self.answered:
             self._show([] if deaf and not self._channel.threaded else self._buttons)
@@ -114,7 +132,7 @@ class Controls:
             self._row.children = (self._line, *buttons)
 
     def _shown(self, data: Mapping[str, Any]) -> None:
-        """The front end counts where it is shown."""
+        """Process the front end's count of the widget's views."""
         if data.get("method") == "update" and data.get("state", {}).get("_view_count"):
             self.answered = True
             self._show(self._buttons)
@@ -133,7 +151,7 @@ class Controls:
             return
         try:
             text = self._actions.where()
-        except Exception as problem:  # the pool may have ended meanwhile
+        except Exception as problem:  # the pool may have ended in the meantime
             text = f"{type(problem).__name__}: {problem}"
         if not self._closed:
             self._below.value = (
@@ -141,7 +159,7 @@ class Controls:
             )
 
     def _toggled(self) -> None:
-        """Show what ranks use, or hide it."""
+        """Show or hide the ranks' resource use."""
         with self._lock:
             if self._unseen is not None:
                 self._hide()
@@ -155,9 +173,9 @@ class Controls:
     def _measure(self, unseen: threading.Event) -> None:
         end = time.monotonic() + RANKS_SECONDS
         while self._actions.ranks is not None and not unseen.is_set() and time.monotonic() < end:
-            with contextlib.suppress(Exception):  # the pool may have ended meanwhile
+            with contextlib.suppress(Exception):  # the pool may have ended in the meantime
                 measured = self._actions.ranks()
-                with self._lock:  # else a measurement that took long would be shown after the end
+                with self._lock:  # else a slow measurement would be shown after the end
                     self._panel.value = "" if unseen.is_set() else measured
             unseen.wait(RANKS_INTERVAL)
         with self._lock:
@@ -165,7 +183,10 @@ class Controls:
                 self._hide()
 
     def _hide(self) -> None:
-        """Measure no more, and take the panel out; the lock is held. Twice is safe."""
+        """Stop measuring, and remove the panel. Call with the lock held.
+
+        Calling it twice is safe.
+        """
         if self._unseen is not None:
             self._unseen.set()
             self._unseen = None
@@ -173,26 +194,29 @@ class Controls:
             self._box.children = (self._row, self._below)
 
     def end(self, line: str) -> None:
-        """Leave this line alone, for pages that still show it as a widget; of the earliest run that has ended, leave nothing."""
+        """Reduce the widgets to this line, for pages that still show them.
+
+        The widgets of the earliest ended run are closed if too many are kept.
+        """
         self._release()
-        self._line.value = line + STYLE  # shown again on a page that is loaded anew
+        self._line.value = line + STYLE  # shown again on a page that is reloaded
         self._row.remove_class(LIVE_CLASS)
         self._row.children, self._box.children = (self._line,), (self._row,)
-        kept = [self._box, self._row, self._line]
-        _close([widget for widget in self._all if widget not in kept])
-        self._all = kept
+        remaining = [self._box, self._row, self._line]
+        _close([widget for widget in self._all if widget not in remaining])
+        self._all = remaining
         _ended.append(self)
         while len(_ended) > MAX_ENDED:
             _ended.popleft().close()
 
     def close(self) -> None:
-        """Close the widgets: presses do nothing from now on; twice is safe."""
+        """Close the widgets, so that presses have no effect; calling it twice is safe."""
         self._release()
         _close(self._all)
         self._all = []
 
     def _release(self) -> None:
-        """Take no messages any more."""
+        """Stop receiving messages."""
         with self._lock:
             self._closed = True
             with contextlib.suppress(Exception):
@@ -202,7 +226,7 @@ class Controls:
 
 
 _ended: deque[Controls] = deque()
-"""The controls of runs that have ended and are kept."""
+"""Controls of ended runs that are kept."""
 
 
 def _close(widgets: Sequence[Any]) -> None:
@@ -216,14 +240,14 @@ def _close(widgets: Sequence[Any]) -> None:
 def _button(words: str, icon: str, tooltip: str) -> Any:
     import ipywidgets
 
-    # a long line must not squeeze its words
+    # keeps a long line from squeezing the button's text
     return ipywidgets.Button(
         description=words, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"}
     )
 
 
 def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
-    """What takes a button's messages."""
+    """Return a receiver of a button's messages that calls `call` on clicks."""
 
     def take(data: Mapping[str, Any]) -> None:
         if data.get("method") == "custom" and data.get("content", {}).get("event") == "click":
@@ -233,7 +257,11 @@ def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def controls(line: str, actions: Actions) -> Controls | None:
-    """A line with buttons; None where nobody looks, there is no ipywidgets, or presses would not be heard."""
+    """Return a line with buttons, or None if they would not work.
+
+    That is the case if the notebook is unattended, ipywidgets is missing, or presses cannot be
+    received.
+    """
     if not watched() or (channel := shell_channel()) is None:
         return None
     try:
@@ -242,17 +270,22 @@ def controls(line: str, actions: Actions) -> Controls | None:
         return None
 
 
-# -- What a front end sends to widgets while a cell holds the kernel's main thread -------------------------------------
-# Messages come on the shell channel, behind the cell, for whose end they would have to wait::
+# -- Messages to widgets while a cell occupies the kernel's main thread ----------------------------
+# Messages arrive on the shell channel, behind the cell, and would have to wait for its end::
 #
-#     ipykernel 7   a thread of the kernel reads the channel, and hands what it reads to the main thread or to a subshell
-#     ipykernel 6   the main thread reads it between cells; ours reads it in between by `pump`
+#     ipykernel 7   a thread of the kernel reads the channel, and passes messages to the main
+#                   thread or to a subshell
+#     ipykernel 6   the main thread reads it between cells; during a cell, `pump` reads it
 #
-# In both, messages to a comm that was added here are taken out first, and all others go their way in their order. This rests on how
-# ipykernel reads (a ZMQStream with a callback), which nothing promises: a button appears only after a first message has come.
+# In both, messages to a comm that was added here are taken out first, and all others are passed on
+# in their order. This relies on how ipykernel reads (a ZMQStream with a callback), which is not
+# guaranteed: a button appears only after a first message has arrived.
 
 Take = Callable[[Mapping[str, Any]], object]
-"""Takes the data of a message, as the widgets' protocol has it: ``method`` and ``state`` or ``content``."""
+"""Function that receives the data of a message in the widgets' protocol.
+
+The data has ``method`` and ``state`` or ``content``.
+"""
 
 
 class ShellChannel:
@@ -261,14 +294,14 @@ class ShellChannel:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._stream = kernel.shell_stream
-        self._receive = self._stream._recv_callback  # private: pyzmq tells it in no other way
-        """What ipykernel does with a message."""
+        self._receive = self._stream._recv_callback  # private: pyzmq has no public way to read it
+        """ipykernel's own handler of messages."""
         self._takers: dict[str, Take] = {}
         self._pages: dict[str, float] = {}
-        """When each page (by the session in its messages' headers) was heard last."""
+        """Time of the last message of each page, by the session in the message headers."""
         thread = getattr(kernel, "shell_channel_thread", None)
         self.threaded = thread is not None
-        """Whether messages are taken at any time; else only in `pump`, and between cells."""
+        """True if messages are received at any time; else only in `pump`, and between cells."""
         loop = thread.io_loop if thread is not None else kernel.io_loop
         if self.threaded or threading.current_thread() is not threading.main_thread():
             loop.add_callback(self._stream.on_recv, self._received, copy=False)
@@ -276,20 +309,26 @@ class ShellChannel:
             self._stream.on_recv(self._received, copy=False)
 
     def add(self, comm: str, take: Take) -> None:
-        """Have the messages to a comm taken; on a thread of the kernel's, which must not be held up, or in `pump`."""
+        """Pass messages to a comm to `take`.
+
+        It is called on a thread of the kernel, which it must not block, or in `pump`.
+        """
         self._takers[comm] = take
 
     def remove(self, comm: str) -> None:
-        """Leave them to the kernel; twice is safe."""
+        """Leave the comm's messages to the kernel; calling it twice is safe."""
         self._takers.pop(comm, None)
 
     def heard_from_others(self, page: str, since: float) -> bool:
-        """Whether a page other than this one has sent something since: JupyterLab has a session of its own for each time it is opened, and
-        asks for the kernel's state at once. Heard only while something is taken."""
+        """Return True if a page other than this one has sent a message since.
+
+        JupyterLab uses a new session each time it is opened, and requests the kernel's state
+        immediately. Messages are only noticed while a comm is registered.
+        """
         return any(when >= since for other, when in [*self._pages.items()] if other != page)
 
     def pump(self) -> None:
-        """Take what has come, on the main thread, where nobody else does."""
+        """Process pending messages on the main thread, if no other thread does."""
         if (
             self._takers
             and not self.threaded
@@ -301,23 +340,21 @@ class ShellChannel:
 
     def _received(self, frames: list[Any]) -> Any:
         taken = self._takers and self._taken(frames)
-        return (
-            None if taken else self._receive(frames)
-        )  # which may be a coroutine: the stream awaits it
+        # the result may be a coroutine, which the stream awaits
+        return None if taken else self._receive(frames)
 
     def _taken(self, frames: list[Any]) -> bool:
         session = self._kernel.session
         try:
-            parts = session.feed_identities(frames, copy=False)[1]
-            message = session.deserialize(
-                parts, content=False, copy=False
-            )  # which checks the signature
+            frame_parts = session.feed_identities(frames, copy=False)[1]
+            # deserialize checks the signature
+            message = session.deserialize(frame_parts, content=False, copy=False)
             self._pages[message["header"]["session"]] = time.monotonic()
             if message["header"]["msg_type"] != "comm_msg":
                 return False
             content = session.unpack(message["content"])
             take = self._takers.get(content["comm_id"])
-        except Exception:  # the kernel says what is wrong with it
+        except Exception:  # the kernel reports what is wrong with it
             return False
         if take is None:
             return False
@@ -330,7 +367,7 @@ opened: ShellChannel | None = None
 
 
 def shell_channel() -> ShellChannel | None:
-    """The shell channel of this process's kernel; None where it cannot be read."""
+    """Return the shell channel of this process's kernel, or None if it is not readable."""
     global opened
     kernel = own_kernel()
     if (

@@ -1,4 +1,7 @@
-"""What ranks do and hold, as text: stacks, variables, and values by rank as a small table. Ranks that are alike share a line. Pure."""
+"""Stacks and variables of ranks as text, and values by rank as a small table.
+
+Ranks with equal contents share a line. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,24 @@ from skymagic.display.text import NO_ANSWER, html_table, table
 from skymagic.plan.units import agreeing, count, ranges, rank_words
 
 PATH_PARTS = 3
-"""Folders and name that are shown of a library's file: the last ones."""
+"""Number of path components shown of a library's file, counted from the end."""
 SHOWN_SHAPES = 8
-"""Different contents of one name that have a row of their own."""
+"""Maximum number of rows for different contents of one name."""
 
 IDLE = ": idle"
 VALUED = ("int", "float", "bool", "str", "complex")
-"""Types whose value is told: it is no part of what tells ranks apart."""
+"""Types whose value is shown, but not used to group ranks."""
 
 Frame = Mapping[str, Any]
 
 
 def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], others: Mapping[int, str]) -> str:
-    """Where each rank is: a heading for those at the same place, and below it the user's frames, outermost first.
+    """Return the position of each rank: a heading per position, and the user's frames below it.
+
+    Frames are listed outermost first.
 
     Args:
-        by_rank: as ranks tell; None of those that do not answer.
+        by_rank: stacks as ranks report them; None for ranks that do not answer.
         others: ranks that were not asked, each with its state in a word.
     """
     groups: dict[str, list[int]] = {}
@@ -42,12 +47,12 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], others: Mapping[int,
             f"no cell runs: {rank_words(groups[IDLE])} {agreeing(len(by_rank), 'is', 'are')} idle"
         )
     return "\n".join(
-        [*(f"{rank_words(ranks)}{words}" for words, ranks in groups.items()), *states(others)]
+        [*(f"{rank_words(ranks)}{position}" for position, ranks in groups.items()), *states(others)]
     )
 
 
 def states(by_rank: Mapping[int, str]) -> list[str]:
-    """Lines on ranks that cannot be asked, each with its state in words."""
+    """Return lines on ranks that cannot answer, grouped by their state."""
     groups: dict[str, list[int]] = {}
     for rank, state in sorted(by_rank.items()):
         groups.setdefault(state, []).append(rank)
@@ -55,7 +60,7 @@ def states(by_rank: Mapping[int, str]) -> list[str]:
 
 
 def _stack(stack: Mapping[str, Any] | None) -> str:
-    """What follows the names of the ranks."""
+    """Return the text after the names of the ranks."""
     if stack is None:
         return f": {NO_ANSWER}"
     if not stack["busy"]:
@@ -64,12 +69,12 @@ def _stack(stack: Mapping[str, Any] | None) -> str:
     if not frames:
         return ": between lines of the cell"
     rows = [(f"    {_where(frame)}", frame.get("code", "")) for frame in shown(frames)]
-    held = f" ({text.INTERPRETER_HELD})" if stack.get("native") else ""
-    return f" {text.place(frames)}{held}\n{text.table(rows)}"
+    interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.get("native") else ""
+    return f" {text.place(frames)}{interpreter_note}\n{text.table(rows)}"
 
 
 def shown(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames of the user's own code, and the innermost frame."""
+    """Return the frames of the user's own code, and the innermost frame."""
     return [frame for frame in frames[:-1] if not frame.get("library")] + [*frames[-1:]]
 
 
@@ -84,11 +89,14 @@ def _where(frame: Frame) -> str:
 
 
 def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
-    """A row for each name; several where ranks hold values of other types or shapes under it."""
+    """Return a table with a row for each name.
+
+    A name has several rows if its values differ in type or shape between ranks.
+    """
     rows: list[tuple[str, str, str, str]] = []
     for name in sorted({name for names in by_rank.values() for name in names}):
-        held = {rank: names[name] for rank, names in by_rank.items() if name in names}
-        rows += _rows(name, held, len(by_rank))
+        values_by_rank = {rank: names[name] for rank, names in by_rank.items() if name in names}
+        rows += _rows(name, values_by_rank, len(by_rank))
     if not rows:
         return f"{rank_words(list(by_rank))}: no variables"
     headings = ("name", "type", "size, shape or value", "ranks" if len(by_rank) > 1 else "")
@@ -98,27 +106,33 @@ def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
 def _rows(
     name: str, held: Mapping[int, Mapping[str, str]], asked: int
 ) -> list[tuple[str, str, str, str]]:
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, about in held.items():
-        valued = about["type"] in VALUED
-        alike.setdefault((about["type"], "" if valued else about.get("is", "")), []).append(rank)
+    ranks_by_value: dict[tuple[str, str], list[int]] = {}
+    for rank, description in held.items():
+        valued = description["type"] in VALUED
+        ranks_by_value.setdefault(
+            (description["type"], "" if valued else description.get("is", "")), []
+        ).append(rank)
     rows = []
-    for (kind, what), ranks in list(alike.items())[:SHOWN_SHAPES]:
+    for (kind, description_text), ranks in list(ranks_by_value.items())[:SHOWN_SHAPES]:
         values = (
-            list(dict.fromkeys(held[rank]["is"] for rank in ranks)) if kind in VALUED else [what]
+            list(dict.fromkeys(held[rank]["is"] for rank in ranks))
+            if kind in VALUED
+            else [description_text]
         )
         differ = len({held[rank].get("checksum", "") for rank in ranks}) > 1
-        who = "" if asked == 1 else "all" if len(ranks) == asked else rank_words(ranks)
+        ranks_text = "" if asked == 1 else "all" if len(ranks) == asked else rank_words(ranks)
         shown_values = " ".join(values) if len(values) == 1 else _between(values)
-        rows.append((name, kind, shown_values, f"{who}{', values differ' if differ else ''}"))
+        rows.append(
+            (name, kind, shown_values, f"{ranks_text}{', values differ' if differ else ''}")
+        )
         name = ""
-    if len(alike) > SHOWN_SHAPES:
-        rows.append(("", "…", f"{len(alike) - SHOWN_SHAPES} more", ""))
+    if len(ranks_by_value) > SHOWN_SHAPES:
+        rows.append(("", "…", f"{len(ranks_by_value) - SHOWN_SHAPES} more", ""))
     return rows
 
 
 def _between(values: Sequence[str]) -> str:
-    """Values that differ: the lowest and the highest of numbers, the first few of all else."""
+    """Return the lowest and the highest of several numbers, or the first few of other values."""
     try:
         numbers = sorted(values, key=float)
     except ValueError:
@@ -127,33 +141,39 @@ def _between(values: Sequence[str]) -> str:
 
 
 MAX_ROWS = 16
-"""Ranks that have a row of their own; of more, those that are alike share one."""
+"""Maximum number of ranks with a row each; of more, ranks with equal values share a row."""
 MAX_FOLDED_ROWS = 8
-"""Rows of those, at most."""
+"""Maximum number of shared rows."""
 MAX_CHARACTERS = 80
-"""Characters of a value, at most."""
+"""Maximum number of characters of a value."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset)
-"""Types whose values are shown by their ``repr`` where that is short; of others the ``repr`` is the user's own code."""
+"""Types whose values are shown by their ``repr`` if it is short.
+
+For other types, ``repr`` is the user's own code.
+"""
 SCALARS = (bool, int, float, str, type(None))
 BRACKETS: Mapping[type, tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
 HEADINGS = ("rank", "type", "shape or value")
 
 Row = tuple[str, str, str]
-"""Ranks, type, and what is known of the value."""
+"""Ranks, type, and description of the value."""
 
 
 def as_text(ranks: Sequence[int], values: Sequence[Any]) -> str:
-    """The table as text."""
+    """Return the table as text."""
     return table([HEADINGS, *rows(ranks, values)])
 
 
 def as_html(ranks: Sequence[int], values: Sequence[Any]) -> str:
-    """The table as HTML without styles of its own sheet: a saved notebook may be shown where there are none."""
+    """Return the table as HTML with inline styles.
+
+    A saved notebook may be displayed without style sheets.
+    """
     return html_table([HEADINGS, *rows(ranks, values)], "text-align:left")
 
 
 def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
-    """A row for each rank, or for ranks that are alike."""
+    """Return a row for each rank, or for ranks with equal values."""
     kinds = [type(value).__name__ for value in values]
     if len(ranks) <= MAX_ROWS:
         return [
@@ -165,21 +185,21 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
 
 def _folded(found: list[tuple[int, str, Any]]) -> Iterator[Row]:
     numbers = [(rank, kind, value) for rank, kind, value in found if type(value) in (int, float)]
-    alike: dict[tuple[str, str], list[int]] = {}
+    ranks_by_row: dict[tuple[str, str], list[int]] = {}
     for kind in dict.fromkeys(kind for _, kind, _ in numbers):
-        of_kind = {rank: float(value) for rank, each, value in numbers if each == kind}
-        alike[kind, _spread(list(of_kind.values()))] = list(of_kind)
+        of_kind = {rank: float(value) for rank, type_name, value in numbers if type_name == kind}
+        ranks_by_row[kind, _spread(list(of_kind.values()))] = list(of_kind)
     for rank, kind, value in found:
         if type(value) not in (int, float):
-            alike.setdefault((kind, words(value)), []).append(rank)
-    several = list(alike.items())
-    for (kind, what), of_these in several[:MAX_FOLDED_ROWS]:
-        yield ranges(of_these), kind, what
-    if rest := several[MAX_FOLDED_ROWS:]:
+            ranks_by_row.setdefault((kind, words(value)), []).append(rank)
+    groups = list(ranks_by_row.items())
+    for (kind, description), group_ranks in groups[:MAX_FOLDED_ROWS]:
+        yield ranges(group_ranks), kind, description
+    if remaining_groups := groups[MAX_FOLDED_ROWS:]:
         yield (
-            ranges([rank for _, of_these in rest for rank in of_these]),
+            ranges([rank for _, group_ranks in remaining_groups for rank in group_ranks]),
             "…",
-            f"{len(rest)} other values",
+            f"{len(remaining_groups)} other values",
         )
 
 
@@ -193,23 +213,26 @@ def _spread(numbers: Sequence[float]) -> str:
 
 
 def words(value: Any) -> str:
-    """A value in a line: its shape, its size, or itself where it is short."""
-    if type(value) in PLAIN and (own := _repr(value) or _beginning(value)):
-        return own
-    about = describe(value)
-    if "is" in about:
-        return about["is"]
-    own = _repr(value)
-    return own or "…"
+    """Return a value in a line: its shape, its size, or the value itself if it is short."""
+    if type(value) in PLAIN and (text_form := _repr(value) or _beginning(value)):
+        return text_form
+    description = describe(value)
+    if "is" in description:
+        return description["is"]
+    text_form = _repr(value)
+    return text_form or "…"
 
 
 def _beginning(value: Any) -> str:
-    """The first items of a dict, a list or a tuple, and how many there are; empty where none could be seen."""
+    """Return the first items of a dict, a list or a tuple, and their number.
+
+    Return "" if none of them is displayable.
+    """
     if type(value) not in BRACKETS:
         return ""
     shown: list[str] = []
     for item in islice(
-        value.items() if type(value) is dict else ((one,) for one in value), MAX_CHARACTERS
+        value.items() if type(value) is dict else ((element,) for element in value), MAX_CHARACTERS
     ):
         parts = [_repr(part) if type(part) in SCALARS else "" for part in item]
         if not parts[0]:
@@ -224,7 +247,7 @@ def _beginning(value: Any) -> str:
 
 
 def _repr(value: Any) -> str:
-    """As Python shows it, on one line; empty where that is too long, or fails."""
+    """Return the value's ``repr`` if it fits on one line, else "". Errors in it are ignored."""
     with contextlib.suppress(Exception):
         if (
             type(value) in (list, tuple, dict, set, frozenset, str, bytes)

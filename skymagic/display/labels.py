@@ -1,9 +1,10 @@
-"""Text of several ranks on one screen: a label before each line, lines in order, and open lines redrawn in their place.
+"""Text of several ranks on one screen: labelled lines in order, open lines redrawn in place.
 
 ::
 
-    rank 0  ──▶ OpenLine ── lines that ended ─────────────▶ the notebook's stdout, stderr
-    rank 1  ──▶ OpenLine ── lines open for a while ─▶ LabelBlock: one display, a line per rank, until these lines have ended
+    rank 0  ──▶ OpenLine ── ended lines ──────────────────▶ the notebook's stdout, stderr
+    rank 1  ──▶ OpenLine ── lines open for a while ─▶ LabelBlock: one display, a line per rank,
+                                                      until these lines have ended
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from skymagic.display.live import Area, Write
 from skymagic.display.terminal import Key, OpenLine
 
 DELAY = 0.2
-"""Seconds that a line must be open before it is shown: most lines are whole sooner."""
+"""Seconds that a line must be open before it is shown: most lines are complete sooner."""
 INTERVAL = 0.1
-"""Seconds between two looks at what is open."""
+"""Seconds between two refreshes of open lines."""
 LONGEST = 1000
-"""Characters of an open line that are shown at most: its end."""
+"""Maximum number of characters shown of an open line, from its end."""
 
 
 @dataclass
 class LabelBlock:
-    """Lines of ranks that were open at the same time, in the order of ranks; each stays when it has ended."""
+    """Lines of ranks that were open at the same time, in rank order; ended lines remain."""
 
     area: Area = field(default_factory=Area)
     ended: dict[Key, list[str]] = field(default_factory=dict)
     open: dict[Key, str] = field(default_factory=dict)
-    """Open lines of the streams that are still in the block; "" for a bar that was wiped away."""
+    """Open lines of the streams that are still in the block; "" for an erased bar."""
 
     def draw(self) -> None:
-        """Show it as it is now."""
+        """Show its current state."""
         keys = sorted(self.ended.keys() | self.open.keys())
         lines = [
             line for key in keys for line in [*self.ended.get(key, ()), self.open.get(key, "")]
@@ -42,15 +43,17 @@ class LabelBlock:
 
 
 class Labels:
-    """Puts ``[rank]`` before each line when several ranks are shown; lines of different ranks never mix.
+    """Puts ``[rank]`` before each line of several ranks; lines of different ranks never mix.
 
-    A line that stays open, such as a progress bar or dots, is shown in a block that is drawn again and again, a line per rank;
-    when it has ended, it stays there in its last state. Without such blocks it is shown when it has ended, or when the run has.
+    A line that stays open, such as a progress bar or dots, is shown in a block that is redrawn,
+    with a line per rank; once ended, it remains there in its final state. Without such blocks it is
+    shown when it ends, or when the run does.
 
     Args:
-        ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged but for bars.
-        put: where finished text goes.
-        redraws: whether what was shown can be drawn again, in blocks.
+        ranks: the displayed ranks; a single rank needs no label, and its text passes unchanged
+            except for bars.
+        put: receives finished text.
+        redraws: whether text can be redrawn, in blocks.
     """
 
     def __init__(self, ranks: Sequence[int], put: Write, redraws: bool = False) -> None:
@@ -60,12 +63,12 @@ class Labels:
         self._width = len(str(max(ranks, default=0)))
         self._open: dict[Key, OpenLine] = {}
         self._blocks: dict[Key, LabelBlock] = {}
-        """Where an open line is shown."""
+        """Block that shows each open line."""
         self._newest: LabelBlock | None = None
         self._looked = 0.0
 
     def text(self, rank: int, name: str, text: str) -> None:
-        """Take text of a rank's stream."""
+        """Process text of a rank's stream."""
         now = time.monotonic()
         key = (rank, name)
         line = self._open.get(key)
@@ -78,11 +81,14 @@ class Labels:
         self._write(key, line.feed(text, now))
 
     def _moves(self, text: str) -> bool:
-        """Whether text of one rank alone is a bar, which a notebook cannot show as it is. A terminal can."""
+        """Return True if text of a single rank is a bar, which a notebook cannot show as it is.
+
+        A terminal can.
+        """
         return self._redraws and "\r" in text.replace("\r\n", "\n")
 
     def refresh(self) -> None:
-        """Show what is open; called often."""
+        """Show open lines. Called often."""
         now = time.monotonic()
         if now - self._looked < INTERVAL:
             return
@@ -94,20 +100,20 @@ class Labels:
                 block.draw()
 
     def before_rich(self, rank: int) -> None:
-        """Rich output of a rank comes: its open lines go first."""
+        """End a rank's open lines before its rich output."""
         self._end([key for key in self._open if key[0] == rank])
 
     def before_note(self) -> None:
-        """A line of another kind comes: text that is not in a block goes first."""
+        """End open lines that are not in a block before a line of another kind."""
         self._end([key for key in self._open if key not in self._blocks])
 
     def cleared(self) -> None:
-        """All that was shown is gone, blocks too: what is open is shown anew."""
+        """Forget all blocks after the output was cleared; open lines are shown in new ones."""
         self._blocks.clear()
         self._newest = None
 
     def finish(self) -> None:
-        """The run is over: show lines that never ended."""
+        """Show lines that never ended, once the run is over."""
         self._end(list(self._open))
 
     def _end(self, keys: Sequence[Key]) -> None:
@@ -116,7 +122,7 @@ class Labels:
             self._leave_block(key)
 
     def _write(self, key: Key, lines: Sequence[str]) -> None:
-        """Write lines of a stream that have ended: one that a block shows stays there."""
+        """Write ended lines of a stream; a line that a block shows remains there."""
         rank, name = key
         labelled = [self._line(rank, line) for line in lines]
         if labelled and key in self._blocks:
@@ -125,7 +131,7 @@ class Labels:
             self._put(name, "".join(f"{line}\n" for line in labelled))
 
     def _leave_block(self, key: Key, line: str = "") -> None:
-        """End the line that a block shows of a stream, if it shows one; it stays as `line`."""
+        """End the stream's line in its block, if it has one; it remains there as `line`."""
         block = self._blocks.pop(key, None)
         if block is not None:
             del block.open[key]
@@ -133,7 +139,7 @@ class Labels:
             block.draw()
 
     def _place(self, key: Key, line: OpenLine, now: float) -> None:
-        """Give an open line its place in a block, and its present text there."""
+        """Show the current text of an open line in its block."""
         text = line.text
         block = self._blocks.get(key)
         if block is None:
@@ -144,7 +150,10 @@ class Labels:
         block.open[key] = "" if line.blank else self._line(key[0], shown)
 
     def _block_for(self, key: Key) -> LabelBlock:
-        """The newest block, if lines in it are open still and none is this stream's; else a new one, below all output."""
+        """Return the newest block if it has open lines and none of this stream, else a new one.
+
+        A new block is placed below all output.
+        """
         newest = self._newest
         if newest is None or not newest.open or key in newest.ended:
             newest = self._newest = LabelBlock()

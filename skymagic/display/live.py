@@ -1,7 +1,7 @@
-"""The front end: which one there is, text and displays written to it, text that is redrawn in place, and questions.
+"""The front end: detection, text and displays, text that is redrawn in place, and questions.
 
-A notebook cannot move its cursor, but it can replace what a display shows; it saves the last state. A terminal can redraw its last line.
-Elsewhere only the final state of such text is shown.
+A notebook cannot move its cursor, but it can replace the content of a display, and saves the last
+state. A terminal can redraw its last line. Elsewhere only the final state of such text is shown.
 """
 
 from __future__ import annotations
@@ -18,43 +18,49 @@ from typing import Any
 from skymagic.wire.untrusted import sanitized
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-"""The MIME type of a widget's display."""
+"""MIME type of a widget's display."""
 CELL_ID = "cellId"
-"""In the metadata of requests: of which cell it is."""
+"""Key of the cell's id in the metadata of requests."""
 NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
-"""A variable of the environment: lines only, nothing that is drawn again, and no questions."""
+"""Environment variable that allows only lines: nothing redrawn, and no questions."""
 
 
 def in_ipython() -> bool:
-    """Whether displays can be shown here; without importing IPython."""
+    """Return True if displays can be shown here, without importing IPython."""
     module = sys.modules.get("IPython")
     return module is not None and module.get_ipython() is not None
 
 
 def own_kernel() -> Any:
-    """The Jupyter kernel that this process is; None outside one."""
+    """Return this process's Jupyter kernel, or None."""
     return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
 
 
 def page() -> str:
-    """The page whose request this thread carries out; "" outside a kernel."""
+    """Return the page whose request this thread executes, or "" outside a kernel."""
     try:
         return str(own_kernel().get_parent("shell")["header"]["session"])
-    except Exception:  # no kernel, or none of ipykernel's
+    except Exception:  # no kernel, or not ipykernel's
         return ""
 
 
 def request_id() -> str:
-    """Return the id of the request that this thread carries out, one for each run of a cell; "" outside a kernel."""
+    """Return the id of the request that this thread executes, or "" outside a kernel.
+
+    Each execution of a cell has a different id.
+    """
     try:
         return str(own_kernel().get_parent("shell")["header"]["msg_id"])
-    except Exception:  # no kernel, or none of ipykernel's
+    except Exception:  # no kernel, or not ipykernel's
         return ""
 
 
 def in_notebook() -> bool:
-    """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
-    cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""
+    """Return True if a display can be replaced later.
+
+    IPython in a terminal would print it again; a server that executes cells by itself
+    (jupyter-server-nbmodel 0.2) keeps the first state for ever.
+    """
     kernel = own_kernel()
     return kernel is not None and (
         not allows_questions(kernel) or says_its_cell(kernel) or "google.colab" in sys.modules
@@ -62,55 +68,63 @@ def in_notebook() -> bool:
 
 
 def watched() -> bool:
-    """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
+    """Return True if a user watches this notebook while it runs.
+
+    nbconvert and papermill declare that they allow no questions.
+    """
     return in_notebook() and not noninteractive() and allows_questions(own_kernel())
 
 
 def noninteractive() -> bool:
-    """Whether the user says that nobody is there."""
+    """Return True if the user has declared the notebook unattended."""
     return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
 
 
 def shutting_down() -> bool:
-    """Whether this process is a kernel that was asked to end, to be started again or for good."""
+    """Return True if this process is a kernel asked to shut down, for a restart or for good."""
     return getattr(own_kernel(), "_shutdown_message", None) is not None
 
 
 def restarting() -> bool:
-    """Whether this process is a kernel that ends to be started again, as a front end's menu has asked for; asked at its end."""
+    """Return True if this process is a kernel that shuts down to be restarted.
+
+    The request comes from a front end's menu. Called when the process ends.
+    """
     last = getattr(own_kernel(), "_shutdown_message", None) or {}
     return bool(last.get("content", {}).get("restart"))
 
 
 def allows_questions(kernel: Any) -> bool:
-    """Whether somebody could be asked something."""
+    """Return True if the front end supports questions to the user."""
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
 def says_its_cell(kernel: Any) -> bool:
-    """Whether the request comes from a front end that says of which cell it is, as JupyterLab, Notebook 7 and VS Code do; also where
-    nobody knows, on a thread."""
+    """Return True if the request comes from a front end that names its cell.
+
+    JupyterLab, Notebook 7 and VS Code do. Also True if unknown, on a thread.
+    """
     try:
         parent = kernel.get_parent("shell")
-    except Exception:  # ipykernel's own ways
+    except Exception:  # ipykernel internals may differ
         return True
     return not parent or CELL_ID in (parent.get("metadata") or {})
 
 
 def widget_view(model: str) -> dict[str, Any]:
-    """What shows a model in the notebook, by MIME type."""
+    """Return the display bundle of a widget model, by MIME type."""
     return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
 
 Write = Callable[[str, str], None]
-"""Takes a stream's name and text."""
+"""Function that receives a stream's name and text."""
 
 
 class _Collected(threading.local):
     """Text that this thread has written within `together`.
 
     Attributes:
-        parts: (stream's name, text) of what is not sent yet; None outside `together`.
+        parts: (stream's name, text) of unsent pieces; None outside `together`.
     """
 
     parts: list[tuple[str, str]] | None = None
@@ -120,7 +134,10 @@ _collected = _Collected()
 
 
 def write(name: str, text: str) -> None:
-    """Put text on the notebook's own standard output or error; within `together` in one piece with what follows there."""
+    """Write text to the notebook's own standard output or error.
+
+    Within `together` it is sent in one piece with the text that follows.
+    """
     parts = _collected.parts
     if not text:
         return
@@ -136,7 +153,7 @@ def write(name: str, text: str) -> None:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Send what this thread writes within in as few messages as there are changes of the stream."""
+    """Send text written within the context in as few messages as there are changes of stream."""
     if _collected.parts is not None:
         yield
         return
@@ -149,7 +166,10 @@ def together() -> Iterator[None]:
 
 
 def send_collected() -> None:
-    """Send what was written within `together` so far: something else follows that is not a stream's text."""
+    """Send the text collected within `together` so far.
+
+    Used before output that is not stream text.
+    """
     parts, outer = _collected.parts or [], _collected.parts
     _collected.parts = None
     for name, text in parts:
@@ -176,14 +196,14 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
 
 
 class Area:
-    """A display of text in a notebook, and of HTML where it is given; each `draw` replaces the one before, in its place."""
+    """A display of text, and optionally HTML, in a notebook; each `draw` replaces its content."""
 
     def __init__(self) -> None:
         self._id = f"skymagic-{secrets.token_hex(8)}"
         self._drawn: dict[str, Any] | None = None
 
     def draw(self, text: str, html: str = "", more: Mapping[str, Any] | None = None) -> None:
-        """Show this there, and `more` by MIME type; the same as before is not sent again."""
+        """Show this content, and `more` by MIME type; unchanged content is not sent again."""
         data = {"text/plain": text, **({"text/html": html} if html else {}), **(more or {})}
         if data == self._drawn:
             return
@@ -191,20 +211,23 @@ class Area:
         self._drawn = data
 
     def again(self) -> None:
-        """Show it once more, below what is there: the cell was cleared, and its place is gone."""
+        """Show it again below the current output, after the cell was cleared."""
         if self._drawn is not None:
             show({"data": self._drawn, "transient": {"display_id": self._id}})
 
 
 class StatusLine:
-    """One line that says what is under way, replaced by the line that says how it ended; never on a notebook's standard error."""
+    """A line with the current activity, replaced at the end by its result.
+
+    It is never written to a notebook's standard error.
+    """
 
     def __init__(self) -> None:
         self._area: Area | None = None
         self._width = 0
 
     def show(self, text: str) -> None:
-        """What is under way now; not where nobody looks."""
+        """Show the current activity, if a user watches."""
         text = sanitized(text)
         if watched():
             self._area = self._area or Area()
@@ -215,7 +238,7 @@ class StatusLine:
             self._width = len(text)
 
     def end(self, text: str) -> Area | None:
-        """How it ended: in the place of what was shown, which is returned where it is a display."""
+        """Replace the line by the result, and return its display, if it is one."""
         area, text = self._area, sanitized(text)
         if self._area is not None:
             self._area.draw(text)
@@ -227,7 +250,10 @@ class StatusLine:
 
 
 def own_stream() -> Any:
-    """Where skymagic speaks itself: in a script on standard error, for its output may be data."""
+    """Return the stream for skymagic's own lines.
+
+    In a script it is standard error, because standard output may be data.
+    """
     return sys.stdout if in_ipython() else sys.stderr
 
 
@@ -235,23 +261,30 @@ YES = ("y", "yes")
 
 
 def confirmed(question: str) -> bool:
-    """Whether the user says yes; no without a terminal or a notebook that can ask, and beside cells on other threads."""
+    """Ask the user, and return True for yes.
+
+    The answer is no without a terminal or a notebook that can ask, and on threads other than the
+    main one.
+    """
     if threading.current_thread() is not threading.main_thread() or not _can_ask():
         return False
     try:
         answer = input(f"{question}. Go ahead? [y/N] ")
-    except (EOFError, KeyboardInterrupt):  # stop is an answer too
+    except (EOFError, KeyboardInterrupt):  # stop means no
         return False
     return answer.strip().casefold() in YES
 
 
 def asks_secrets() -> Callable[[str], str] | None:
-    """What asks for a passphrase; None where nobody is to be asked."""
+    """Return the function that reads a passphrase, or None if questions are disabled."""
     return None if noninteractive() else getpass.getpass
 
 
 def _can_ask() -> bool:
-    """Whether somebody is there: a terminal, or a notebook's front end that takes questions (not papermill, not nbconvert)."""
+    """Return True if a user can answer: in a terminal, or a front end that supports questions.
+
+    papermill and nbconvert do not.
+    """
     if noninteractive():
         return False
     if (kernel := own_kernel()) is not None:

@@ -1,7 +1,9 @@
-"""A pool as HTML: a title, and its ranks as cells coloured by state, node by node, with what each rank uses; and its start, redrawn in place.
+"""A pool as HTML: a title, and its ranks as cells coloured by state, node by node; and its start.
 
-Colours never stand alone: each cell has its state as a tooltip, and trouble is said in words, because a saved notebook may be shown without
-styles. A start is shown as lines; in a notebook it is one display, which is redrawn and ends as one line.
+Each cell may show what its rank uses. Information is never conveyed by colour alone: each cell has
+its state as a tooltip, and trouble is also written as text, because a saved notebook may be
+displayed without styles. A start is shown as lines; in a notebook it is one display, redrawn in
+place, which ends as one line.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from skymagic.wire.untrusted import sanitized
 
 @dataclass(frozen=True)
 class RankUse:
-    """What one rank uses.
+    """Resource use of one rank.
 
     Attributes:
-        cpu: processors in use, 1.0 for one of them; NaN while there was one measurement only.
-        memory: bytes of its process. node_memory: bytes that its node has.
-        gpu: share of the time in which its GPU computes. gpu_memory, gpu_total: bytes in use on it by all, and there. NaN for no GPU.
+        cpu: CPU use, 1.0 for one core; NaN after the first measurement.
+        memory: bytes used by its process.
+        node_memory: total bytes of its node.
+        gpu: fraction of time that its GPU is busy.
+        gpu_memory, gpu_total: bytes in use by all processes, and in total, on the GPU; NaN without
+            a GPU.
     """
 
     cpu: float = math.nan
@@ -39,15 +44,15 @@ class RankUse:
 
 
 def use_short(use: RankUse) -> str:
-    """In a cell: ``97% 31G`` of its GPU where it has one, else of processors and memory."""
-    share, held = (
+    """Return the use for a cell: ``97% 31G`` of the GPU, or else of CPU and memory."""
+    share, memory = (
         (use.gpu, use.gpu_memory) if use.gpu_total == use.gpu_total else (use.cpu, use.memory)
     )
-    return " ".join(filter(None, (_percent(share), _letters(held))))
+    return " ".join(filter(None, (_percent(share), _letters(memory))))
 
 
 def use_words(use: RankUse) -> str:
-    """In full: ``GPU 97%, 31 of 80 GB; CPU 110%, memory 2.1 GB of 64.0 GB``."""
+    """Return the use in full: ``GPU 97%, 31 of 80 GB; CPU 110%, memory 2.1 GB of 64.0 GB``."""
     gpu = [f"GPU {_percent(use.gpu)}", f"{_bytes(use.gpu_memory)} of {_bytes(use.gpu_total)}"]
     cpu = [
         f"CPU {_percent(use.cpu)}" if use.cpu == use.cpu else "",
@@ -58,23 +63,29 @@ def use_words(use: RankUse) -> str:
 
 
 def use_together(uses: Sequence[RankUse], nodes: int = 1) -> str:
-    """What several ranks use, in few words: ``GPU 93–99%, 248.0 GB of 320.0 GB`` or ``CPU 797%, 12.0 GB of 64.0 GB``.
+    """Return the combined use of several ranks, in short.
+
+    Examples: ``GPU 93–99%, 248.0 GB of 320.0 GB``, ``CPU 797%, 12.0 GB of 64.0 GB``.
 
     Args:
-        nodes: how many nodes have them; of more than one the memory is not told.
+        nodes: number of their nodes; the total memory is omitted for more than one.
     """
     gpus = [use for use in uses if use.gpu_total == use.gpu_total]
     if gpus:
         low, high = _percent(min(use.gpu for use in gpus)), _percent(max(use.gpu for use in gpus))
-        held, there = sum(use.gpu_memory for use in gpus), sum(use.gpu_total for use in gpus)
-        return (
-            f"GPU {low if low == high else f'{low[:-1]}–{high}'}, {_bytes(held)} of {_bytes(there)}"
+        used_memory, total_memory = (
+            sum(use.gpu_memory for use in gpus),
+            sum(use.gpu_total for use in gpus),
         )
-    known = [use for use in uses if use.memory == use.memory]
-    if not known:
+        return (
+            f"GPU {low if low == high else f'{low[:-1]}–{high}'}, {_bytes(used_memory)} "
+            f"of {_bytes(total_memory)}"
+        )
+    measured = [use for use in uses if use.memory == use.memory]
+    if not measured:
         return ""
-    cpu = sum(use.cpu for use in known)
-    memory = _bytes(sum(use.memory for use in known)) + (_of(known[0]) if nodes == 1 else "")
+    cpu = sum(use.cpu for use in measured)
+    memory = _bytes(sum(use.memory for use in measured)) + (_of(measured[0]) if nodes == 1 else "")
     return ", ".join(filter(None, (f"CPU {_percent(cpu)}" if cpu == cpu else "", memory)))
 
 
@@ -87,7 +98,7 @@ def _percent(share: float) -> str:
 
 
 def _letters(nbytes: float) -> str:
-    """Bytes where there is little room: ``31G``, ``2.1G``, ``45M``."""
+    """Return bytes in short form: ``31G``, ``2.1G``, ``45M``."""
     if nbytes != nbytes:
         return ""
     amount, letter = (nbytes / 1e9, "G") if nbytes >= 1e9 else (nbytes / 1e6, "M")
@@ -99,11 +110,11 @@ def _bytes(nbytes: float) -> str:
 
 
 MAX_RANK_CELLS = 64
-"""Ranks that have a cell of their own; of more on several nodes, each node has one."""
+"""Maximum number of ranks with a cell each; more on several nodes share a cell per node."""
 MAX_NODE_ROWS = 16
-"""Nodes that have a row of their own; the cells of more stand side by side."""
+"""Maximum number of nodes with a row each; the cells of more are placed side by side."""
 MAX_TROUBLES = 8
-"""Nodes in trouble that are named, of those without a row."""
+"""Maximum number of troubled nodes that are named, of those without a row."""
 
 GREEN, BLUE, GREY, AMBER, RED = "#2e7d32", "#1565c0", "#757575", "#b26a00", "#c62828"
 COLOURS = {
@@ -113,9 +124,10 @@ COLOURS = {
     "recovering": AMBER,
     "reconnecting": AMBER,
 }
-"""By a rank's state; what is not here has gone."""
+"""Colour by a rank's state; a state that is missing here means that the rank is gone."""
 CELL = (
-    "display:inline-block;min-width:1.5em;padding:0 .3em;margin:1px;border-radius:3px;text-align:center;"
+    "display:inline-block;min-width:1.5em;padding:0 "
+    ".3em;margin:1px;border-radius:3px;text-align:center;"
     "font-size:85%;line-height:1.5em;color:#fff;background:"
 )
 ROW = "display:flex;align-items:baseline"
@@ -130,11 +142,11 @@ class NodeView:
 
     Attributes:
         name: its host.
-        ranks: (number, state in a word) of each.
-        phase: of its start, while it starts: ``environment``.
-        step: what is being done there: ``Downloading torch (175.0MiB)``.
-        share: how much of that is done, between 0 and 1; None where nobody knows.
-        use: by rank what it uses, of those where it is known.
+        ranks: (number, state in a word) of each rank.
+        phase: phase of its start: ``environment``; "" once started.
+        step: current step: ``Downloading torch (175.0MiB)``.
+        share: completed share of the step, between 0 and 1; None if unknown.
+        use: resource use by rank, if known.
     """
 
     name: str
@@ -147,13 +159,13 @@ class NodeView:
 
 @dataclass(frozen=True)
 class PoolView:
-    """What is shown of a pool.
+    """Displayed state of a pool.
 
     Attributes:
-        name: of the pool.
-        about: what it consists of: provider, size, plugins.
-        state: in a word, or how its start went.
-        ended: whether there is nothing to be seen of its nodes any more.
+        name: name of the pool.
+        about: its composition: provider, size, plugins.
+        state: its state in a word, or the outcome of its start.
+        ended: True if nothing is left to show of its nodes.
     """
 
     name: str
@@ -164,16 +176,18 @@ class PoolView:
 
 
 def pool_html(view: PoolView, *, titled: bool = True) -> str:
-    """Return the pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes.
+    """Return the pool in a few lines of HTML.
+
+    It is one line if the pool has ended, or if all of it is ready without details of its nodes.
 
     Args:
-        titled: whether its title comes first; a display just above may have shown it.
+        titled: start with the title; a display just above may already show it.
     """
-    words = " · ".join(
+    heading = " · ".join(
         [f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)]
     )
     rows = [] if view.ended else _rows(view.nodes)
-    title = f"<div>{words}</div>" if titled or not rows else ""
+    title = f"<div>{heading}</div>" if titled or not rows else ""
     return (
         f'<div style="font-family:var(--jp-ui-font-family,sans-serif)">{title}{"".join(rows)}</div>'
     )
@@ -209,61 +223,72 @@ def _bar(share: float | None) -> str:
 
 
 def _summary(nodes: Sequence[NodeView]) -> list[str]:
-    """What nodes without a row of their own do, and which are not well."""
+    """Return lines on the activity and the trouble of nodes that have no row."""
     phases = Counter(node.phase for node in nodes if node.phase)
-    doing = [f"{phase} on {count(number, 'node')}" for phase, number in phases.items()]
+    activities = [f"{phase} on {count(number, 'node')}" for phase, number in phases.items()]
     shares = (
         [node.share or 0.0 for node in nodes]
         if any(node.share is not None for node in nodes)
         else []
     )
-    bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
-    more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
-    used = use_together([use for node in nodes for use in node.use.values()], len(nodes))
-    said = [
-        escape("; ".join(one))
-        for one in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else [])
-        if one
+    troubled = [f"{node.name}: {problem}" for node in nodes if (problem := trouble(node.ranks))]
+    more = [f"and {len(troubled) - MAX_TROUBLES} more"] if len(troubled) > MAX_TROUBLES else []
+    use_text = use_together([use for node in nodes for use in node.use.values()], len(nodes))
+    lines = [
+        escape("; ".join(parts))
+        for parts in (activities, [*troubled[:MAX_TROUBLES], *more], [use_text] if use_text else [])
+        if parts
     ]
-    return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
+    return [_bar(sum(shares) / len(shares)) + lines[0], *lines[1:]] if shares else lines
 
 
 def _rank_cell(node: NodeView, number: int, state: str) -> str:
     title, use = f"rank {number} on {node.name}: {state}", node.use.get(number)
     if not node.use:
         return cell(str(number), title, state)
-    shown = cell(str(number), f"{title}; {use_words(use)}" if use else title, state)
-    return f'<span style="white-space:nowrap">{shown}<span style="{USE}">{escape(use_short(use)) if use else ""}</span></span>'
+    rank_cell = cell(str(number), f"{title}; {use_words(use)}" if use else title, state)
+    return (
+        f'<span style="white-space:nowrap">{rank_cell}<span '
+        f'style="{USE}">{escape(use_short(use)) if use else ""}</span></span>'
+    )
 
 
 def _node_cell(node: NodeView, label: str) -> str:
-    """A node's ranks in one cell, coloured as the one that is worst off."""
+    """Return one cell for a node's ranks, in the colour of the worst state."""
     states = Counter(state for _, state in node.ranks)
     worst = max(states, key=severity, default="starting")
-    words = ", ".join(f"{number} {state}" for state, number in states.items())
+    states_text = ", ".join(f"{number} {state}" for state, number in states.items())
     used = use_together(list(node.use.values()))
-    title = f"{node.name}: {count(len(node.ranks), 'rank')}: {words}{f'; {used}' if used else ''}"
+    title = (
+        f"{node.name}: {count(len(node.ranks), 'rank')}: {states_text}{f'; {used}' if used else ''}"
+    )
     return cell(label, title, worst)
 
 
 def cell(text: str, tooltip: str, state: str) -> str:
-    """A small cell, coloured by a state."""
-    return f'<span title="{escape(tooltip)}" style="{CELL}{COLOURS.get(state, RED)}">{escape(text)}</span>'
+    """Return a small cell in the colour of a state."""
+    return (
+        f'<span title="{escape(tooltip)}" '
+        f'style="{CELL}{COLOURS.get(state, RED)}">{escape(text)}</span>'
+    )
 
 
 def folded(title: str, text: str, *, opened: bool = False) -> str:
-    """Lines that are shown when their title is clicked, or `opened` at once."""
-    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+    """Return lines that appear when their title is clicked, or immediately if `opened`."""
+    return (
+        f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>"
+        f"<pre>{escape(text)}</pre></details>"
+    )
 
 
 def severity(state: str) -> int:
-    """How bad a state is."""
+    """Return the severity of a state, 0 for the best."""
     order = [GREEN, BLUE, GREY, AMBER, RED]
     return order.index(COLOURS.get(state, RED))
 
 
 def trouble(ranks: Iterable[tuple[int, str]]) -> str:
-    """What is not well, in words: "1 ended, 2 reconnecting"; empty when all is."""
+    """Return the states that need attention: "1 ended, 2 reconnecting", or ""."""
     states = Counter(state for _, state in ranks)
     return ", ".join(
         f"{number} {state}"
@@ -273,7 +298,7 @@ def trouble(ranks: Iterable[tuple[int, str]]) -> str:
 
 
 INTERVAL = 0.4
-"""Seconds between two looks at the start."""
+"""Seconds between two updates of the start panel."""
 
 UNNAMED = ""
 """Sentinel for a node's name: all nodes, which have no names yet."""
@@ -282,15 +307,16 @@ Say = Callable[[str], None]
 
 
 class StartStep(str):
-    """A step of a start as a line of text, which knows its nodes.
+    """A step of a pool's start: a line of text with its nodes.
 
     Args:
         text: the line.
-        phase: of the nodes' start: ``requested``, ``booting``, ``connecting``, ``environment`` or ``starting``.
-        nodes: their names; none for all nodes, which have no names yet.
-        share: how much of the step is done, between 0 and 1; None where nobody knows.
-        step: what is being done, where the line says more than that.
-        passing: whether only a display that is redrawn shows it.
+        phase: phase of the nodes' start: ``requested``, ``booting``, ``connecting``,
+            ``environment`` or ``starting``.
+        nodes: node names; empty for all nodes, while they have no names yet.
+        share: completed share of the step, between 0 and 1; None if unknown.
+        step: short description of the activity, if the line is longer.
+        passing: show it only in a display that is redrawn.
     """
 
     phase: str
@@ -318,25 +344,29 @@ class StartStep(str):
 
 
 def environment_step(node: str, step: str, share: float | None = None) -> StartStep:
-    """A step of one node's environment, which may know its share; its line begins with the node's name."""
+    """Return a step of one node's environment, as a line that starts with the node's name.
+
+    `step` may carry its own share.
+    """
     return StartStep(f"{node}: {step}", "environment", (node,), getattr(step, "share", share), step)
 
 
 def passing_step(step: str) -> StartStep:
-    """A step of all nodes that takes a second or so, for a display that is redrawn."""
+    """Return a step of all nodes that takes about a second, shown only in a redrawn display."""
     return StartStep(step, "starting", passing=True)
 
 
 def is_passing(line: str) -> bool:
-    """Whether a line is for a display that is redrawn alone."""
+    """Return True if a line is only for a display that is redrawn."""
     return isinstance(line, StartStep) and line.passing
 
 
 class StartPanel:
-    """One display of a pool's start; its text is all lines that were said, its HTML what is so now.
+    """Display of a pool's start: its text is the list of all lines, its HTML the current state.
 
     Args:
-        look: the pool as it is now, given the last step of each node; called on a thread of its own.
+        look: returns the pool's current state, given the last step of each node; called on a
+            separate thread.
     """
 
     def __init__(self, look: Callable[[dict[str, StartStep]], PoolView]) -> None:
@@ -345,11 +375,11 @@ class StartPanel:
         self._steps: dict[str, StartStep] = {}
         self._area = Area()
         self._over = threading.Event()
-        self._context = contextvars.copy_context()  # what its thread draws belongs to this cell
+        self._context = contextvars.copy_context()  # attributes the thread's drawing to this cell
         self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
 
     def say(self, line: str) -> None:
-        """Take a line; safe on any thread but for the first, with which it appears."""
+        """Add a line. Safe on any thread, except for the first line, which creates the display."""
         if not is_passing(line):
             self._lines.append(sanitized(line))
         if isinstance(line, StartStep):
@@ -359,7 +389,7 @@ class StartPanel:
             self._thread.start()
 
     def end(self) -> None:
-        """Draw it for the last time."""
+        """Draw the final state."""
         if self._thread.ident is None:
             return
         self._over.set()
@@ -368,9 +398,8 @@ class StartPanel:
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL):
-            with contextlib.suppress(
-                Exception
-            ):  # ranks come and go while it looks; the next time it sees them
+            # ranks may come and go during a look; the next one sees them
+            with contextlib.suppress(Exception):
                 self._context.copy().run(self._draw)
 
     def _draw(self) -> None:
@@ -381,12 +410,13 @@ class StartPanel:
 def shown_start(
     say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool
 ) -> Iterator[Say]:
-    """Show a start; gives what takes its lines.
+    """Show a start; yields a function that receives its lines.
 
     Args:
-        say: takes them as they come where nothing can be drawn again, or nobody looks: papermill logs lines, and no change of them.
+        say: receives the lines if nothing can be redrawn, or the notebook is unattended: papermill
+            logs lines, but not their updates.
         look: see `StartPanel`.
-        drawn: whether a display is wanted at all.
+        drawn: whether a display is wanted.
     """
     if not (drawn and watched()):
         yield lambda line: None if is_passing(line) else say(line)

@@ -1,12 +1,18 @@
-"""The line of a running cell: its text, a pure function of how the run is, and its view, which moves and ends as one line that is saved.
+"""Progress line of a running cell, and the final line that is saved.
 
-It is a display that is written again, as text and HTML; while it moves, a widget with buttons is added, which a saved notebook would
-lack: it is closed when the line that stays is in its place.
+The text is a pure function of the run's state. The view draws it while the run is in progress, and
+replaces it at the end.
+
+The line is a display that is updated in place, as text and HTML. While it changes, a widget with
+buttons is added, which a saved notebook would lack: it is closed once the final line has replaced
+it.
 
 ::
 
-    somebody looks (JupyterLab)       line and buttons, twice a second ──▶ the line that stays, in its place
-    nobody does (nbconvert, papermill, SKYMAGIC_NONINTERACTIVE=1), a terminal ──▶ the line that stays, at the end
+    attended notebook (JupyterLab):
+        line and buttons, twice a second ──▶ final line, in the same display
+    unattended (nbconvert, papermill, SKYMAGIC_NONINTERACTIVE=1), or in a terminal:
+        final line at the end
 """
 
 from __future__ import annotations
@@ -26,12 +32,12 @@ BARS = "▁▂▃▄▅▆▇█"
 QUIET = "color: #777; font-family: monospace"
 SEPARATOR = " · "
 SHOWN_BYTES, SHOWN_SECONDS = 1_000_000, 0.5
-"""From so much on, the last line says what has travelled."""
+"""Thresholds above which the final line shows transfers: bytes, seconds."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a loop is: steps done, of how many (None: nobody knows), and steps in a second (0: nobody knows)."""
+    """Progress of a loop: steps done, total (None if unknown), steps per second (0 if unknown)."""
 
     done: float
     total: float | None = None
@@ -39,12 +45,12 @@ class Progress:
 
     @property
     def share(self) -> float | None:
-        """Between 0 and 1."""
+        """Completed share, between 0 and 1."""
         return None if not self.total else min(1.0, self.done / self.total)
 
     @property
     def left(self) -> float | None:
-        """Seconds until it is over, at this rate."""
+        """Estimated remaining seconds at the current rate."""
         if self.total is None or not self.rate > 0:
             return 0.0 if self.share == 1 else None
         return max(0.0, self.total - self.done) / self.rate
@@ -52,7 +58,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Number:
-    """What is reported under one name: the mean over ranks, the least, the most, and values of one rank over time."""
+    """A number reported under one name.
+
+    Its mean, minimum and maximum over ranks, and the history of one rank.
+    """
 
     name: str
     value: float
@@ -63,29 +72,29 @@ class Number:
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run is now. Ranks that are in none of the lists are running."""
+    """Current state of a run. Ranks that are in none of the lists are running."""
 
     ranks: int
     seconds: float
     done: int = 0
     failed: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
-    """In a collective to which others have not come."""
+    """Ranks in a collective that other ranks have not entered."""
     progress: Progress | None = None
     numbers: Sequence[Number] = ()
     lagging: str = ""
-    """Which rank is behind, in words."""
+    """Text that names the slowest rank."""
     importing: str = ""
-    """What ranks import, in words."""
+    """Text that names the modules that ranks import."""
     activity: str = ""
-    """What goes on instead of the cell: its values come back."""
+    """Activity after the cell itself: its values are being fetched."""
     unit: str = "rank"
-    """What is counted: of a script, nodes."""
+    """Counted unit; nodes for a script."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run has ended."""
+    """Final state of a run."""
 
     ranks: int
     seconds: float
@@ -93,34 +102,37 @@ class RunSummary:
     interrupted: bool = False
     timed_out: bool = False
     pool_ended: bool = False
-    """The pool was ended meanwhile."""
+    """True if the pool was ended during the run."""
     shipped: int = 0
     """Bytes."""
     ship_seconds: float = 0.0
     gathered: int = 0
     gather_seconds: float = 0.0
     names: tuple[str, ...] = ()
-    """The notebook's variables that hold what came back."""
+    """Variables of the notebook that received results."""
     progress: Progress | None = None
-    """How far it was when it ended before its time; None where it ended well, or nobody knows."""
+    """Progress at a premature end; None if the run succeeded, or if unknown."""
     numbers: Sequence[Number] = ()
     lagged: str = ""
     unit: str = "rank"
     cell: int = 0
-    """The cell's number in the notebook; 0 outside one."""
+    """Number of the cell in the notebook; 0 outside one."""
     incomplete: bool = False
-    """The notebook does not show all that its ranks wrote."""
+    """True if the notebook does not show all output of the ranks."""
 
 
 def line(state: RunState) -> str:
-    """The line of a run that goes on: "4 ranks · 0:45 · 45% · 0:55 left · 12.5 steps/s · loss 0.203 ▇▅▃▂"."""
+    """Return the progress line of a run.
+
+    Example: "4 ranks · 0:45 · 45% · 0:55 left · 12.5 steps/s · loss 0.203 ▇▅▃▂".
+    """
     return SEPARATOR.join(
         [count(state.ranks, state.unit), clock(state.seconds), *state_parts(state)]
     )
 
 
 def state_parts(state: RunState) -> list[str]:
-    """What that line says besides how many ranks there are, and since when."""
+    """Return the parts of the progress line after the number of ranks and the elapsed time."""
     if state.activity:
         return [state.activity]
     parts = [state.importing] if state.importing else []
@@ -136,14 +148,14 @@ def state_parts(state: RunState) -> list[str]:
 
 
 def end_line(end: RunSummary) -> str:
-    """The line that stays: "4 ranks · 12.3 s · shipped 400 MB in 0.2 s · results → `results`"."""
+    """Return the final line: "4 ranks · 12.3 s · shipped 400 MB in 0.2 s · results → `results`"."""
     ranks = [count(end.ranks, end.unit)] if end.ranks else []
     seconds = clock(end.seconds) if end.seconds >= 60 else f"{end.seconds:.1f} s"
     return SEPARATOR.join([*ranks, seconds, *end_parts(end)])
 
 
 def end_parts(end: RunSummary) -> list[str]:
-    """What that line says besides how many ranks there were, and how long it took."""
+    """Return the parts of the final line after the number of ranks and the duration."""
     parts = [f"{rank_words(list(end.failed), end.unit)} failed"] if end.failed else []
     parts += (
         ["interrupted"]
@@ -156,7 +168,8 @@ def end_parts(end: RunSummary) -> list[str]:
     )
     if end.progress is not None:
         parts.append(progress_reached(end.progress))
-    # where nothing was shipped the seconds went elsewhere, as into an installation that has its own line
+    # if nothing was shipped, the time was spent on something with its own line, such as an
+    # installation
     if end.shipped >= SHOWN_BYTES or (end.shipped and end.ship_seconds >= SHOWN_SECONDS):
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
@@ -172,37 +185,41 @@ def end_parts(end: RunSummary) -> list[str]:
 
 
 def progress_parts(progress: Progress) -> list[str]:
-    """Percent, time left and throughput, as far as they are known."""
-    share, left = progress.share, progress.left
+    """Return percentage, time left and throughput, as far as they are known."""
+    share, seconds_left = progress.share, progress.left
     parts = [f"step {progress.done:g}"] if share is None else [f"{math.floor(100 * share)}%"]
-    parts += [f"{clock(left)} left"] if left is not None and share != 1 else []
+    parts += [f"{clock(seconds_left)} left"] if seconds_left is not None and share != 1 else []
     parts += [f"{short(progress.rate)} steps/s"] if progress.rate > 0 else []
     return parts
 
 
 def progress_reached(progress: Progress) -> str:
-    """How far a run was when it was stopped: "45%, step 450 of 1000"."""
+    """Return the progress of a run when it was stopped: "45%, step 450 of 1000"."""
     if progress.total is None or progress.share is None:
         return f"step {progress.done:g}"
     return f"{math.floor(100 * progress.share)}%, step {progress.done:g} of {progress.total:g}"
 
 
 def number_text(number: Number) -> str:
-    """A number with its range over ranks, where they differ, and how it went: "loss 0.203 (0.19–0.21) ▇▅▃▂"."""
+    """Return a number with its range over ranks, if they differ, and its history.
+
+    Example: "loss 0.203 (0.19–0.21) ▇▅▃▂".
+    """
     low, high = short(number.low), short(number.high)
-    words = [
+    parts = [
         number.name,
         short(number.value),
         f"({low}–{high})" if low != high else "",
         sparkline(number.history),
     ]
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, parts))
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as bars between their least and their most, a blank for what is not finite.
+    """Return values as bars between their minimum and maximum; blank if not finite.
 
-    Nothing for fewer than three, and for values that are all the same: these would be a long line that says nothing.
+    Return "" for fewer than three values, and for equal values, whose bars would carry no
+    information.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
@@ -217,19 +234,26 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def short(value: float) -> str:
-    """A number in three digits or so."""
+    """Return a number with about three digits."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def clock(seconds: float) -> str:
-    """A time as a clock shows it: "0:07", "1:02:03"."""
-    minutes, rest = divmod(int(seconds), 60)
+    """Return a duration in clock format: "0:07", "1:02:03"."""
+    minutes, seconds_of_minute = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return (
+        f"{hours}:{minutes:02}:{seconds_of_minute:02}"
+        if hours
+        else f"{minutes}:{seconds_of_minute:02}"
+    )
 
 
 def as_html(text: str, share: float | None = None) -> str:
-    """A line as HTML: in a quiet colour, with a bar where it is known how far the run is; a long one breaks between its parts."""
+    """Return a line as HTML in a muted colour, with a bar if the progress is known.
+
+    A long line breaks between its parts.
+    """
     if share is None:
         return f'<div style="{QUIET}">{html.escape(text)}</div>'
     bar = f'<progress value="{share:.3f}" max="1" style="flex: none; width: 8em"></progress>'
@@ -237,35 +261,43 @@ def as_html(text: str, share: float | None = None) -> str:
         f'<span style="white-space: nowrap">{html.escape(part)}</span>'
         for part in text.split(SEPARATOR)
     ]
-    return f'<div style="{QUIET}; display: flex; align-items: baseline; gap: .6em">{bar} <span>{SEPARATOR.join(parts)}</span></div>'
+    return (
+        f'<div style="{QUIET}; display: flex; align-items: baseline; gap: .6em">{bar} '
+        f"<span>{SEPARATOR.join(parts)}</span></div>"
+    )
 
 
 WITHDRAWN = "<span hidden></span>"
-"""HTML in the place of a note that is withdrawn; without any, a front end would show the text."""
+"""HTML of a withdrawn note. With none at all, a front end would show the text."""
 
 
 def folded(summary: str, details: str) -> str:
-    """A quiet line as HTML, which opens to show details."""
+    """Return a muted line as HTML that opens to show details."""
     return (
-        f'<details style="{QUIET}"><summary style="cursor: pointer">{html.escape(summary)}</summary>'
-        f'<pre style="margin: .2em 0 0 1.2em; color: inherit">{html.escape(details)}</pre></details>'
+        f'<details style="{QUIET}"><summary style="cursor: '
+        f'pointer">{html.escape(summary)}</summary>'
+        '<pre style="margin: .2em 0 0 1.2em; color: '
+        f'inherit">{html.escape(details)}</pre></details>'
     )
 
 
 INTERVAL = 0.5
-"""Seconds between two states of the line."""
+"""Seconds between two updates of the line."""
 MAX_HELD = 1.0
-"""Seconds for which a cell's first output waits for the line, so that it stands below it and is not split by it."""
+"""Maximum seconds that a cell's first output waits for the line.
+
+The line then stands above the output and does not split it.
+"""
 HINT = " · press ■ to stop"
-"""What stands in the line where it might have buttons, and has none."""
+"""Text at the end of the line if buttons are wanted but unavailable."""
 
 
 class LiveLine:
-    """A line in a display: with buttons while it moves, as text and HTML for good.
+    """A line in a display: with buttons while it changes, finally as text and HTML.
 
     Args:
-        actions: what its buttons do; None for no buttons.
-        hint: what stands in the line where nobody shows the buttons.
+        actions: actions of its buttons; None for no buttons.
+        hint: text in the line if the front end does not show the buttons.
     """
 
     def __init__(self, actions: Actions | None, hint: str = "") -> None:
@@ -273,17 +305,20 @@ class LiveLine:
         self._controls: Controls | None = None
         self._said = hint if actions is None else ""
         self._dated = False
-        """Whether the text behind the widget says when it was written."""
+        """True if the text behind the widget includes its date."""
         self.area: Area | None = None
-        """Where it stands."""
+        """Display that shows the line."""
 
     def say(self, text: str) -> None:
-        """Show this, without buttons as yet: at once."""
+        """Show this text immediately, without buttons."""
         self.area = self.area or Area()
         self.area.draw(text, as_html(text))
 
     def draw(self, text: str, share: float | None = None, *, deaf: bool = False) -> None:
-        """Show this; `share` is a bar's, `deaf` while this thread is busy with something else than the run."""
+        """Show this text. `share` is the value of the progress bar.
+
+        `deaf` is True while this thread is busy with something else than the run.
+        """
         self.area = self.area or Area()
         if self._actions is not None:
             self._controls, self._actions = (
@@ -302,13 +337,14 @@ class LiveLine:
         elif not self._controls.answered:
             self.area.draw(text + self._said, html, self._controls.bundle())
         elif not self._dated:
-            # from now on the widget alone moves: drawn anew it would flicker. This is what is saved amid the run
+            # from now on only the widget is updated: redrawing the display would flicker. This
+            # text is what a notebook saved during the run contains
             self._dated = True
             dated = f"{text}{SEPARATOR}as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}"
             self.area.draw(dated, as_html(dated, share), self._controls.bundle())
 
     def end(self, text: str) -> None:
-        """Put this in its place, for good."""
+        """Replace the line by this final text."""
         self._actions = None
         self.say(text)
         if self._controls is not None and self._controls.answered:
@@ -323,11 +359,11 @@ class LiveLine:
 
 
 class RunView:
-    """The line of one run.
+    """Progress line of one run.
 
     Args:
-        after: seconds after which it appears; a run that is over sooner has none.
-        actions: what its buttons do; None for no buttons.
+        after: seconds after which it appears; shorter runs have none.
+        actions: actions of its buttons; None for no buttons.
     """
 
     def __init__(self, after: float, actions: Actions | None = None) -> None:
@@ -338,40 +374,40 @@ class RunView:
         self._page = page()
         self._line = LiveLine(actions, HINT)
         self.shown = False
-        """Whether it stands there in a state that must not stay."""
+        """True while a state is shown that must be replaced at the end."""
 
     @property
     def seconds(self) -> float:
-        """Since the run was asked for."""
+        """Seconds since the run was requested."""
         return time.monotonic() - self._begun
 
     @property
     def moves(self) -> bool:
-        """Whether it is drawn while the run goes on."""
+        """True if the line is updated during the run."""
         return self._live
 
     @property
     def due(self) -> bool:
-        """Whether a new state is to be drawn."""
+        """True if a new state is to be drawn."""
         return self._live and self.seconds >= self._next
 
     @property
     def placed(self) -> bool:
-        """Whether it has a place, above all that ranks print from now on."""
+        """True if it has a place, above all further output of the ranks."""
         return self._line.area is not None
 
     @property
     def holds_output(self) -> bool:
-        """Whether output has to wait, because the line is about to come and belongs above it."""
+        """True if output must wait because the line is about to appear above it."""
         soon = self._after <= MAX_HELD and self.seconds < self._after + INTERVAL
         return self._live and soon and not self.placed
 
     def replaces(self, area: Area) -> None:
-        """Take over this place: that of the line on shipping."""
+        """Take over the display of the line on shipping."""
         self._line.area = area
 
     def cleared(self) -> None:
-        """Bring the line back, with its buttons: the cell was cleared."""
+        """Restore the line with its buttons after the cell was cleared."""
         if self._line.area is not None:
             self._line.area.again()
 
@@ -384,12 +420,15 @@ class RunView:
         self._line.draw(line(state), share, deaf=bool(state.activity))
 
     def poll(self) -> None:
-        """Take what was pressed, also of other runs' buttons; called often while the run goes on."""
+        """Process presses of buttons, including those of other runs.
+
+        Called often during the run.
+        """
         if (channel := controls.opened) is not None:
             channel.pump()
 
     def end(self, end: RunSummary) -> None:
-        """Put the line that stays in its place; none for a run that was short."""
+        """Replace the line by the final line; a short run has none."""
         if not self.shown and end.seconds < self._after:
             return
         end = self._judged(end)
@@ -400,20 +439,24 @@ class RunView:
         self.shown, self._live = False, False
 
     def _judged(self, end: RunSummary) -> RunSummary:
-        """The end of a run whose page was opened again: what came while it was closed, no page has."""
-        again = controls.opened is not None and controls.opened.heard_from_others(
+        """Mark the summary as incomplete if the run's page was reopened.
+
+        Output that arrived while the page was closed is on no page.
+        """
+        reopened = controls.opened is not None and controls.opened.heard_from_others(
             self._page, self._begun
         )
         stopped = end.failed or end.interrupted or end.timed_out
-        progress = end.progress or (self._progress if stopped else None)  # a bar's, else
-        return replace(end, incomplete=end.incomplete or again, progress=progress)
+        progress = end.progress or (self._progress if stopped else None)  # else that of a bar
+        return replace(end, incomplete=end.incomplete or reopened, progress=progress)
 
 
 class BesideView(RunView):
-    """For a run whose handle has a line: what is to stand in that.
+    """View of a background run, which stores the text for the line of the run's handle.
 
     Attributes:
-        words: how the run is, or how it has ended. line: the handle's, as soon as it is shown.
+        words: current or final state as text.
+        line: the handle's line, once it is shown.
     """
 
     def __init__(self) -> None:
@@ -423,23 +466,23 @@ class BesideView(RunView):
 
     @property
     def placed(self) -> bool:
-        """Always: the handle's line is above all that the ranks print."""
+        """Always True: the handle's line is above all output of the ranks."""
         return True
 
     def cleared(self) -> None:
-        """Bring the handle's line back: it was cleared with the cell."""
+        """Restore the handle's line after it was cleared with the cell."""
         if self.line is not None and self.line.area is not None:
             self.line.area.again()
 
     def draw(self, state: RunState) -> None:
-        """Keep what is to be said of this state."""
+        """Store the text of this state."""
         self._next = self.seconds + INTERVAL
         self.shown = True
         self._progress = state.progress
         self.words = SEPARATOR.join(state_parts(state))
 
     def end(self, end: RunSummary) -> None:
-        """Keep what stays to be said; that it was stopped, the handle says."""
+        """Store the final text, without the outcome, which the handle shows itself."""
         self.words = SEPARATOR.join(
             end_parts(replace(self._judged(end), interrupted=False, failed=(), names=()))
         )

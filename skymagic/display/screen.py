@@ -1,4 +1,7 @@
-"""The notebook as a screen: text of ranks in order, rich output as Jupyter shows it, without either where there is no IPython."""
+"""The notebook as a screen: text of ranks in order, and rich output.
+
+Without IPython it prints plain text.
+"""
 
 from __future__ import annotations
 
@@ -31,60 +34,69 @@ SHIPPED = "[shipped"
 
 
 class Displayable(Protocol):
-    """What has text (its ``repr``) and HTML of its own: logs, offers, findings, the status of pools."""
+    """An object with text (its ``repr``) and HTML: logs, offers, findings, the status of pools."""
 
     def _repr_html_(self) -> str | None:
-        """HTML, or None where there is only text."""
+        """Return HTML, or None if there is only text."""
 
 
 class Screen:
-    """Where a run's output goes; called on the run's own thread, in order. This one shows nothing."""
+    """Destination of a run's output; called on the run's own thread, in order.
+
+    This base class shows nothing.
+    """
 
     def text(self, rank: int, name: str, text: str) -> None:
-        """Text of a rank's standard stream."""
+        """Show text of a rank's standard stream."""
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """A display message of Jupyter's."""
+        """Show a Jupyter display message."""
 
     def note(self, text: str) -> None:
-        """A line of skymagic's own."""
+        """Show a line by skymagic itself."""
 
     def standstill(self, summary: str, places: str = "") -> None:
-        """Show that nothing changes on the ranks, and where they are; an empty summary withdraws it. Twice is safe."""
+        """Show that the ranks make no progress, and where they are; an empty summary withdraws it.
+
+        Calling it twice is safe.
+        """
 
     def status(self, text: str, *, last: bool = False) -> None:
-        """A line of skymagic's own that replaces the one before; `last` is its final state."""
+        """Show a line by skymagic that replaces the previous one; `last` is its final state."""
 
     def refresh(self) -> None:
-        """Called several times a second, also when nothing comes: show lines that are open."""
+        """Show open lines. Called several times a second, also without new output."""
 
     def progress(self, state: Callable[[], RunState]) -> None:
-        """Called with a function that tells how the run is, for a screen that shows it."""
+        """Receive a function that returns the run's state, for screens that show it."""
 
 
 class NotebookScreen(Screen):
-    """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one.
+    """Shows a run's output in its cell; ranks are labelled if there are several.
 
     Args:
-        view: the line that says how the run is; None for none.
+        view: line with the state of the run; None for none.
     """
 
     def __init__(self, ranks: Sequence[int], view: RunView | None = None) -> None:
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
-        """How the run is, as soon as anybody knows."""
+        """Returns the state of the run, once known."""
         self._labels = Labels(ranks, write, in_notebook())
         self._status = StatusLine()
         self._standstill: Area | None = None
-        """Where it stands that nothing changes; None while something does, and where it cannot be withdrawn."""
+        """Display with the stall note.
+
+        None while ranks make progress, and in front ends where a note cannot be withdrawn.
+        """
         self._clearing = False
-        """Whether a rank has asked that its next output takes the place of all that the cell shows."""
+        """True if a rank has requested that its next output replaces all output of the cell."""
         self._held: list[Callable[[], None]] = []
-        """What is to be shown once the line stands above it, in order."""
+        """Output to be shown once the line is in place above it, in order."""
 
     def text(self, rank: int, name: str, text: str) -> None:
-        """Text of a rank's standard output or error."""
+        """Show text of a rank's standard output or error."""
         if "\r" in text:
             self._before_bar()
         self._show(partial(self._show_text, rank, name, text))
@@ -97,7 +109,7 @@ class NotebookScreen(Screen):
             self._bars.feed(rank, name, text, time.monotonic(), all=alone)
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """A display message."""
+        """Show a display message."""
         self._show(partial(self._show_rich, rank, kind, content))
 
     def _show_rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
@@ -116,7 +128,10 @@ class NotebookScreen(Screen):
         show(content, update=update)
 
     def _show(self, output: Callable[[], None]) -> None:
-        """Show output after all that came before; keep it back while the line is about to come, which belongs above it."""
+        """Show output after all earlier output.
+
+        Output is held back while the progress line is about to appear, which belongs above it.
+        """
         if self._view is not None and self._view.holds_output:
             self._held.append(output)
             return
@@ -124,15 +139,18 @@ class NotebookScreen(Screen):
         output()
 
     def _release(self) -> None:
-        """Show what was kept back."""
-        held, self._held = self._held, []
-        if held:
+        """Show the output that was held back."""
+        outputs, self._held = self._held, []
+        if outputs:
             with together():
-                for output in held:
+                for output in outputs:
                     output()
 
     def _clear(self, *, wait: bool = True) -> None:
-        """Clear the cell where a rank has asked for it, just before what takes the place of its output; its line stays."""
+        """Clear the cell if a rank has requested it, just before the output that replaces the rest.
+
+        The progress line is kept.
+        """
         if not self._clearing:
             return
         self._clearing = False
@@ -145,7 +163,7 @@ class NotebookScreen(Screen):
             self._view.cleared()
 
     def note(self, text: str) -> None:
-        """A line of skymagic's own, beside the ranks' output."""
+        """Show a line by skymagic itself among the ranks' output."""
         self._show(partial(self._show_note, text))
 
     def _show_note(self, text: str) -> None:
@@ -153,7 +171,10 @@ class NotebookScreen(Screen):
         write("stderr", sanitized(text))
 
     def standstill(self, summary: str, places: str = "") -> None:
-        """Show a note that opens to tell where the ranks are; empty again once they go on. In a terminal it is printed."""
+        """Show a note that opens to list where the ranks are; clear it once they continue.
+
+        In a terminal the note is printed.
+        """
         if summary and in_notebook():
             self._labels.before_note()
             self._standstill = self._standstill or Area()
@@ -165,7 +186,7 @@ class NotebookScreen(Screen):
             self._standstill = None
 
     def status(self, text: str, *, last: bool = False) -> None:
-        """What is under way, in the place of what was said before; `last` is how it ended."""
+        """Show the current activity in place of the previous one; `last` is its result."""
         if not last:
             self._status.show(text)
         elif (
@@ -173,60 +194,65 @@ class NotebookScreen(Screen):
             and self._view is not None
             and text.startswith(SHIPPED)
         ):
-            self._view.replaces(area)  # one line says both
+            self._view.replaces(area)  # one line shows both
 
     def refresh(self) -> None:
-        """Show lines that are open for a while, and take what was pressed; called often."""
+        """Show lines that have been open for a while, and process button presses. Called often."""
         with together():
             self._labels.refresh()
         if self._view is not None:
             self._view.poll()
 
     def progress(self, state: Callable[[], RunState]) -> None:
-        """How the run is; called often, and asked for when the line is to be drawn."""
+        """Draw the line if it is due, with the run's state. Called often."""
         view, self._state = self._view, state
         if view is None or not view.due:
             return
-        known = state()
-        known = replace(
-            known, seconds=view.seconds, progress=known.progress or self._bars.progress()
+        current = state()
+        current = replace(
+            current, seconds=view.seconds, progress=current.progress or self._bars.progress()
         )
         line = None if self._many or view.placed else self._bars.open_line()
         if line is None:
-            view.draw(known)
+            view.draw(current)
             self._release()
             return
-        # a bar that goes on below the line must not stay above it as it was
+        # the bar continues below the line: its old state above the line must be erased
         name, open_line = line
         write(name, open_line.wiped())
-        view.draw(known)
+        view.draw(current)
         write(name, open_line.repainted())
         self._release()
 
     def _before_bar(self) -> None:
-        """Show the line now: a bar is redrawn below it, and what stood above it could not be taken back without a trace."""
+        """Show the line immediately, before a bar appears.
+
+        The bar is redrawn below the line; text that a bar left above it could not be removed
+        cleanly.
+        """
         view = self._view
         if view is not None and view.moves and not view.shown and self._state is not None:
             view.draw(replace(self._state(), seconds=view.seconds))
 
     def end(self, end: RunSummary) -> None:
-        """How the run has ended, in the place of its line."""
+        """Replace the line by the summary of the run."""
         if self._view is not None:
             self._view.end(end)
 
     def finish(self) -> None:
-        """All output of the run has come."""
+        """Show remaining output once the run is over."""
         self._release()
         with together():
             self._labels.finish()
 
 
 class Settling:
-    """Which contents of ranks count as shown, so that each reaches the screen at least once, even if this process is killed; pure.
+    """Decides which contents of ranks count as shown, so that each is shown at least once; pure.
 
-    Neither ZeroMQ nor a front end acknowledges output. A content counts as shown SECONDS after it was given to the screen, which holds back
-    a cell's first output until its line is there (`run_line.MAX_HELD`), and open lines for less (`labels.DELAY`); ZeroMQ and the system then
-    need less than a millisecond.
+    This holds even if this process is killed. Neither ZeroMQ nor a front end acknowledges output. A
+    content counts as shown SECONDS after it was passed to the screen, which holds back a cell's
+    first output until its line is in place (`run_line.MAX_HELD`), and open lines for a shorter time
+    (`labels.DELAY`); ZeroMQ and the system then need less than a millisecond.
 
     Args:
         mark: called with a rank and the number of its last content that counts as shown.
@@ -237,14 +263,14 @@ class Settling:
     def __init__(self, mark: Callable[[int, int], None]) -> None:
         self._mark = mark
         self._given: deque[tuple[float, int, int]] = deque()
-        """(When, rank, number) of contents that do not count as shown yet."""
+        """(Time, rank, number) of contents that do not count as shown yet."""
 
     def add(self, rank: int, seq: int, now: float) -> None:
-        """A content was given to the screen."""
+        """Record that a content was passed to the screen."""
         self._given.append((now, rank, seq))
 
     def settle(self, now: float) -> None:
-        """Mark what was given long enough ago; called often."""
+        """Mark contents that were passed long enough ago. Called often."""
         last: dict[int, int] = {}
         while self._given and self._given[0][0] + self.SECONDS <= now:
             _, rank, last[rank] = self._given.popleft()
@@ -253,15 +279,15 @@ class Settling:
 
 
 def print_note(text: str) -> None:
-    """Print a line of skymagic's own."""
+    """Print a line by skymagic itself."""
     print_sanitized(text, own_stream())
 
 
 def show_object(shown: Displayable, *, apart: bool = False) -> None:
-    """Something as a notebook shows it: as HTML and text; printed in a terminal, and where it has no HTML.
+    """Show an object as HTML and text, or print it in a terminal or if it has no HTML.
 
     Args:
-        apart: in a terminal a line is left free above it.
+        apart: print a blank line above it in a terminal.
     """
     if not in_notebook() or shown._repr_html_() is None:
         print(f"\n{shown!r}" if apart else repr(shown))
@@ -272,7 +298,10 @@ def show_object(shown: Displayable, *, apart: bool = False) -> None:
 
 
 class ShippingProgress:
-    """Progress of shipping: tells what is under way once that takes longer than half a second, and in its place that it is done."""
+    """Progress of shipping, shown once it takes longer than half a second.
+
+    The line is replaced by the result at the end.
+    """
 
     DELAY, INTERVAL = 0.5, 0.2
 
@@ -283,7 +312,7 @@ class ShippingProgress:
         self._what = ""
 
     def __call__(self, weights: Mapping[str, int], done: int) -> None:
-        """`done` bytes are written of what is to be written, by name."""
+        """Report that `done` bytes of `weights`, the bytes by name, are written."""
         seconds = time.monotonic() - self._begun
         if seconds > self._next:
             self._next = seconds + self.INTERVAL
@@ -295,17 +324,17 @@ class ShippingProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._what:
-            how = SHIPPED if kind is None else "[could not ship"
+            outcome = SHIPPED if kind is None else "[could not ship"
             self._screen.status(
-                f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True
+                f"{outcome} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True
             )
 
 
 class Copying:
-    """Progress of copying files, once that takes longer than half a second; then each second, over the same line.
+    """Progress of copying files, shown after half a second and updated each second in one line.
 
     Attributes:
-        seconds: how long it took, at the end.
+        seconds: total duration, set at the end.
     """
 
     DELAY, INTERVAL = 0.5, 1.0
@@ -317,14 +346,14 @@ class Copying:
         self.seconds = 0.0
 
     def __call__(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` bytes are on their way or there; `name` is under way."""
+        """Report that `done` of `total` bytes are sent; `name` is being copied."""
         seconds = time.monotonic() - self._begun
         if seconds > self._next:
             self._next = seconds + self.INTERVAL
             self._line.show(f"[{name}: {size(done)} of {size(total)}, {size(done / seconds)}/s]")
 
     def end(self, text: str) -> None:
-        """What was copied, in the place of what was under way."""
+        """Replace the progress by a summary of the copy."""
         self._line.end(text)
 
     def __enter__(self) -> Copying:

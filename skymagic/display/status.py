@@ -1,4 +1,7 @@
-"""What pools are and what ranks wrote, as objects: text as ``%sky_status`` and ``%sky_logs`` print it, HTML, and values by key; pure."""
+"""Pools and logs as objects, with text, HTML and values by key; pure.
+
+The text is that of ``%sky_status`` and ``%sky_logs``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ V = TypeVar("V")
 
 
 class Keyed(Mapping[K, V]):
-    """A read-only mapping over one that it holds; a subclass whose values are made when they are asked for has a `__getitem__`."""
+    """Read-only mapping over an inner one.
+
+    Subclasses that compute their values on access override `__getitem__`.
+    """
 
     @property
     @abstractmethod
@@ -39,10 +45,12 @@ class Keyed(Mapping[K, V]):
 
 @dataclass(frozen=True, repr=False)
 class Logs(Keyed[int, str]):
-    """By rank the lines that were asked for, a bar as it was last: ``logs[3]`` is rank 3's text.
+    """Requested log lines by rank: ``logs[3]`` is rank 3's text.
+
+    Of a redrawn progress bar, they contain the final state.
 
     Attributes:
-        lines: of each rank.
+        lines: lines of each rank.
     """
 
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -56,27 +64,31 @@ class Logs(Keyed[int, str]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            folded(f"rank {rank} · {count(len(some), 'line')}", self[rank], opened=len(self) == 1)
-            for rank, some in self.lines.items()
+            folded(
+                f"rank {rank} · {count(len(rank_lines), 'line')}", self[rank], opened=len(self) == 1
+            )
+            for rank, rank_lines in self.lines.items()
         )
 
     def __repr__(self) -> str:
-        many = len(self) > 1
+        labelled = len(self) > 1
         return "\n".join(
-            f"[{rank}] {line}" if many else line
-            for rank, some in self.lines.items()
-            for line in some
+            f"[{rank}] {line}" if labelled else line
+            for rank, rank_lines in self.lines.items()
+            for line in rank_lines
         )
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """How a rank is.
+    """State of a rank.
 
     Attributes:
-        node: its number; host: that node's name; pid: of its process there.
-        state: in a word: "ready", "running", "gone".
-        use: what it uses; None where nobody has measured it.
+        node: number of its node.
+        host: name of its node.
+        pid: its process id on the node.
+        state: its state in a word: "ready", "running", "gone".
+        use: its resource use; None if it was not measured.
     """
 
     rank: int
@@ -88,18 +100,18 @@ class RankStatus:
 
     @property
     def row(self) -> tuple[object, ...]:
-        """For a table: rank, node, host, process id, state."""
+        """Row for a table: rank, node, host, process id, state."""
         return self.rank, self.node, self.host, self.pid, self.state
 
 
 @dataclass(frozen=True, repr=False)
 class PoolStatus(Keyed[int, RankStatus]):
-    """How a pool is, by rank: ``status["main"][3].state``.
+    """State of a pool, by rank: ``status["main"][3].state``.
 
     Attributes:
         about: the pool in a line.
-        ranks: all of them.
-        panel: its HTML; "" where there is none.
+        ranks: all of its ranks.
+        panel: its HTML, or "".
     """
 
     about: str
@@ -112,9 +124,13 @@ class PoolStatus(Keyed[int, RankStatus]):
 
     @property
     def table(self) -> str:
-        """The pool's ranks as text; many ranks are shown by node."""
-        use = {rank: use_words(one.use) for rank, one in self.ranks.items() if one.use is not None}
-        return text.status([one.row for one in self.ranks.values()], use)
+        """The pool's ranks as text; many ranks are grouped by node."""
+        use = {
+            rank: use_words(status.use)
+            for rank, status in self.ranks.items()
+            if status.use is not None
+        }
+        return text.status([status.row for status in self.ranks.values()], use)
 
     def __repr__(self) -> str:
         return f"{self.about}\n{self.table}"
@@ -125,10 +141,10 @@ class PoolStatus(Keyed[int, RankStatus]):
 
 @dataclass(frozen=True, repr=False)
 class PoolStatuses(Keyed[str, PoolStatus]):
-    """How pools are, by name: ``%sky_status -o status``, ``status["main"]``.
+    """State of pools, by name: ``%sky_status -o status``, ``status["main"]``.
 
     Attributes:
-        notes: lines on pools that are no more, or are elsewhere.
+        notes: lines on pools that are gone, or are elsewhere.
     """
 
     pools: Mapping[str, PoolStatus] = field(default_factory=dict)
@@ -142,10 +158,10 @@ class PoolStatuses(Keyed[str, PoolStatus]):
         return "\n\n".join([*map(repr, self.pools.values()), *self.notes])
 
     def _repr_html_(self) -> str | None:
-        parts = [(repr(one), one._repr_html_()) for one in self.pools.values()]
+        parts = [(repr(pool), pool._repr_html_()) for pool in self.pools.values()]
         if not any(html for _, html in parts):
             return None
         return "".join(
-            html or f"<div>{escape(words)}</div>"
-            for words, html in [*parts, *((one, "") for one in self.notes)]
+            html or f"<div>{escape(plain)}</div>"
+            for plain, html in [*parts, *((note, "") for note in self.notes)]
         )
