@@ -1,7 +1,7 @@
-"""Accelerators by name: what exists, how it is spelt, and which name a driver's own name stands for.
+"""Accelerators by name: known kinds, their spellings, and the names that drivers use.
 
-``sky.accelerators.A100()`` and ``sky.accelerators.T4(count=2)`` make an `Accelerator`; a dash in a name is written
-as an underscore (``A100_80GB``).
+``sky.accelerators.A100()`` and ``sky.accelerators.T4(count=2)`` create an `Accelerator`; a dash in
+a name is written as an underscore (``A100_80GB``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from skymagic.plan.suggest import did_you_mean, suggesting
 
 @dataclass(frozen=True)
 class AcceleratorKind:
-    """What is known of one accelerator.
+    """Properties of one kind of accelerator.
 
     Attributes:
         name: the canonical name, as users, SkyPilot and cloud providers write it.
-        memory: its own memory in GB.
-        cuda: whether it runs CUDA programs.
-        aliases: other spellings that are accepted.
+        memory: its memory in GB.
+        cuda: True if it runs CUDA programs.
+        aliases: other accepted spellings.
     """
 
     name: str
@@ -32,7 +32,7 @@ class AcceleratorKind:
     aliases: tuple[str, ...] = ()
 
 
-# Memory is the vendor's; where one name comes in several sizes the smallest stands under the bare name.
+# Memory sizes are the vendor's. If a name exists in several sizes, the bare name is the smallest.
 _CUDA = {
     6: "RTXA2000",
     8: "M60 P4 RTX3070 RTX4060 RTX4060Ti",
@@ -51,7 +51,7 @@ _CUDA = {
     192: "B200 GB200",
     288: "B300 GB300",
 }
-"""GB → accelerators that run CUDA programs."""
+"""Maps GB to accelerators that run CUDA programs."""
 _OTHERS = {
     32: "Gaudi Inferentia2 Trainium",
     64: "MI210",
@@ -82,7 +82,7 @@ KINDS = tuple(
 NAMES = tuple(sorted(kind.name for kind in KINDS))
 
 _VENDORS = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "GRAPHICS", "CORPORATION"}
-# A driver's name with one of these is another product than the same name without it.
+# Words that make a driver's name a different product from the same name without them.
 _VARIANTS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "ADA", "BLACKWELL", "MIG", "MOBILE"}
 
 
@@ -90,63 +90,81 @@ def _key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
-# What people write for the machines that hold an accelerator: families of EC2's types.
+# Families of EC2's machine types, which people write instead of their accelerators.
 _FAMILIES = {
-    "g4dn": "T4:1", "g5": "A10G:1", "g6": "L4:1", "g6e": "L40S:1", "p3dn": "V100-32GB:8", "p4d": "A100:8", "p4de": "A100-80GB:8",
-    "p5": "H100:8", "p5e": "H200:8", "p5en": "H200:8", "p6b200": "B200:8", "p6b300": "B300:8",
-}  # fmt: skip
+    "g4dn": "T4:1",
+    "g5": "A10G:1",
+    "g6": "L4:1",
+    "g6e": "L40S:1",
+    "p3dn": "V100-32GB:8",
+    "p4d": "A100:8",
+    "p4de": "A100-80GB:8",
+    "p5": "H100:8",
+    "p5e": "H200:8",
+    "p5en": "H200:8",
+    "p6b200": "B200:8",
+    "p6b300": "B300:8",
+}
 _NEURON = re.compile(r"(?:trn|inf)\d|trainium|inferentia|neuron")
 NOT_CUDA = "ranks run CUDA programs, as on T4, L4, A10G, L40S, A100, H100"
 _BY_KEY = {_key(spelling): kind for kind in KINDS for spelling in (kind.name, *kind.aliases)}
 
 
 def kind(name: str) -> AcceleratorKind:
-    """What is known of the accelerator `name`, in any case, with dashes, underscores or blanks.
+    """Return the accelerator `name`, in any case, with dashes, underscores or blanks.
 
-    Raises RequestError where no accelerator has this name; the message holds the nearest one.
+    Raises RequestError for an unknown name; the message suggests the nearest one.
     """
-    if (found := _BY_KEY.get(_key(name))) is None:
+    if (known_kind := _BY_KEY.get(_key(name))) is None:
         if _NEURON.match(_key(name)):
             raise RequestError(
                 f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}"
             )
-        if (held := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
+        if (accelerator := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
             raise RequestError(
-                f"{name!r} is a type of machine: name its accelerators, as in --gpu {held}"
+                f"{name!r} is a type of machine: name its accelerators, as in --gpu {accelerator}"
             )
         nearest = did_you_mean(name, NAMES) or f"; available: {', '.join(NAMES)}"
         raise RequestError(f"no accelerator is called {name!r}{nearest}")
-    return found
+    return known_kind
 
 
 def canonical(name: str) -> str:
-    """The canonical spelling of `name`: ``"a100_80gb"`` is ``"A100-80GB"``. Raises RequestError as `kind` does."""
+    """Return the canonical spelling of `name`: ``"a100_80gb"`` is ``"A100-80GB"``.
+
+    Raises RequestError as `kind` does.
+    """
     return kind(name).name
 
 
 def matches(name: str, driver_name: str) -> bool:
-    """Whether the device that its driver calls `driver_name` is a `name`.
+    """Return True if the device with this driver name is a `name`.
 
-    A name without a size matches every size: ``"NVIDIA A100-SXM4-80GB"`` is an A100 and an A100-80GB.
-    A part of a device (MIG) and a variant (Ti, Laptop) are not the device itself.
+    A name without a size matches every size: ``"NVIDIA A100-SXM4-80GB"`` is an A100 and an
+    A100-80GB. A part of a device (MIG) and a variant (Ti, Laptop) are not the device itself.
     """
-    here, _ = _product(driver_name)
-    wanted, size = _product(canonical(name))
-    return here == wanted and (size is None or size in _words(driver_name))
+    product, _ = _product(driver_name)
+    wanted_product, size = _product(canonical(name))
+    return product == wanted_product and (size is None or size in _words(driver_name))
 
 
 def known_as(driver_name: str) -> str:
-    """The canonical name of the device that its driver calls so, else the driver's without the vendor's: ``"H200"``, ``"TITAN Xp"``."""
-    fitting = [name for name in NAMES if matches(name, driver_name)]
-    if not fitting:
+    """Return the canonical name of the device with this driver name: ``"H200"``.
+
+    For an unknown device, return the driver's name without the vendor: ``"TITAN Xp"``.
+    """
+    matching = [name for name in NAMES if matches(name, driver_name)]
+    if not matching:
         return driver_name.removeprefix("NVIDIA ")
-    return max(
-        fitting, key=lambda name: _product(name)[1] is not None
-    )  # A100-80GB rather than A100
+    # A100-80GB rather than A100
+    return max(matching, key=lambda name: _product(name)[1] is not None)
 
 
 def _words(name: str) -> list[str]:
-    """Upper-case words without the vendor's, a number joined to what it belongs to: RTX 4090 -> RTX4090."""
+    """Return upper-case words without the vendor's, with numbers joined to their product.
+
+    For example, RTX 4090 becomes RTX4090.
+    """
     joined = re.sub(
         r"\bRTX[\s-]+(PRO[\s-]+)?(?=[A-Z]?\d)",
         lambda found: "RTXPRO" if found[1] else "RTX",
@@ -157,23 +175,22 @@ def _words(name: str) -> list[str]:
 
 
 def _product(name: str) -> tuple[tuple[str, ...], str | None]:
-    """((model, variants in order), memory size or None)."""
-    model, *rest = _words(name) or [""]
-    size = next((word for word in rest if re.fullmatch(r"\d+GB", word)), None)
-    variants = (
-        _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS
-    )  # there are no others
-    return (model, *sorted(variants.intersection(rest))), size
+    """Return ((model, variants in order), memory size or None)."""
+    model, *attributes = _words(name) or [""]
+    size = next((word for word in attributes if re.fullmatch(r"\d+GB", word)), None)
+    # RTXPRO exists only as Blackwell, so that word is not a variant
+    variants = _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS
+    return (model, *sorted(variants.intersection(attributes))), size
 
 
 @suggesting("an accelerator", {"n": "count", "number": "count", "gpus": "count"})
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator asked for. Raises RequestError for an unknown name, and for a count below 1.
+    """A requested accelerator. Raises RequestError for an unknown name, and for a count below 1.
 
     Args:
-        name: any accepted spelling; kept in the canonical one.
-        count: how many of it each node has.
+        name: any accepted spelling; stored in canonical form.
+        count: number per node.
     """
 
     name: str
@@ -188,14 +205,15 @@ class Accelerator:
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
-        """``"A100"`` or ``"A100:8"`` as an Accelerator. Raises RequestError with all that is wrong at once."""
+        """Parse ``"A100"`` or ``"A100:8"``. Raises RequestError with all mistakes at once."""
         name, colon, count = (part.strip() for part in text.partition(":"))
         mistakes: list[str] = []
         with noted_in(mistakes):
             name = canonical(name)
         if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
             mistakes.append(
-                f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8"
+                f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as "
+                "in A100:8"
             )
         if mistakes:
             raise RequestError(mistakes)
@@ -203,12 +221,12 @@ class Accelerator:
 
     @property
     def cuda(self) -> bool:
-        """Whether it runs CUDA programs."""
+        """True if it runs CUDA programs."""
         return kind(self.name).cuda
 
     @property
     def memory(self) -> int:
-        """Memory of one, in GB."""
+        """Memory of one accelerator, in GB."""
         return kind(self.name).memory
 
     def __str__(self) -> str:
@@ -217,11 +235,11 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """GPUs of each node that are asked for by their number, or one by one.
+    """GPUs per node, requested by number or individually.
 
     Attributes:
-        count: how many of any kind; 0 for none, None for all of them, or for `words`.
-        words: numbers as nvidia-smi counts, or UUIDs and their beginnings.
+        count: number of GPUs of any kind; 0 for none, None for all, or if `words` are set.
+        words: numbers as in nvidia-smi, or UUIDs or their prefixes.
     """
 
     count: int | None = None
@@ -234,25 +252,30 @@ class GpuChoice:
 
 
 def read_gpus(text: str) -> Accelerator | GpuChoice:
-    """``all``, ``none``, ``4``, ``A100``, ``A100:4``, ``0,2``, ``GPU-…`` as a choice. Raises RequestError."""
+    """Parse ``all``, ``none``, ``4``, ``A100``, ``A100:4``, ``0,2`` or ``GPU-…``.
+
+    Raises RequestError.
+    """
     text = text.strip()
     if text.casefold() in ("all", "none"):
         return GpuChoice(0 if text.casefold() == "none" else None)
-    words = tuple(filter(None, map(str.strip, text.split(","))))
-    if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
-        wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
-        again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
+    entries = tuple(filter(None, map(str.strip, text.split(","))))
+    if entries and ("," in text or re.match(r"(GPU|MIG)-", text)):
+        malformed = [word for word in entries if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
+        repeated = [word for word in dict.fromkeys(entries) if entries.count(word) > 1]
         mistakes = [
-            f"{word!r} is not a GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong
+            f"{word!r} is not a GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)"
+            for word in malformed
         ]
-        mistakes += [f"GPU {word} is named twice" for word in again]
+        mistakes += [f"GPU {word} is named twice" for word in repeated]
         if mistakes:
             raise RequestError(mistakes)
-        return GpuChoice(words=words)
+        return GpuChoice(words=entries)
     if text.isdigit():
         if int(text) == 0:
             raise RequestError(
-                "0 is not a number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0"
+                "0 is not a number of GPUs: write none, or 0, (with a comma) for the GPU "
+                "with the number 0"
             )
         return GpuChoice(int(text))
     return Accelerator.parse(text)

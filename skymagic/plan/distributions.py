@@ -1,4 +1,4 @@
-"""Distributions by what is imported from them: which a name stands for, and which a node lacks; pure."""
+"""Distributions by import name: which one a name belongs to, and which a node lacks; pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ OWN = frozenset(
 
 @dataclass(frozen=True)
 class Environment:
-    """What can be imported in an environment beside Python's own modules.
+    """Importable modules of an environment, except those of the standard library.
 
     Attributes:
-        versions: version by canonical name of distribution.
-        modules: import name → the distributions that it is from, in any spelling; for what several distributions share, such as
-            the namespace package ``google``, dotted names: ``google.cloud.storage``. Names without a distribution have none.
+        versions: version by canonical distribution name.
+        modules: import name → its distributions, in any spelling. For a name that distributions
+            share, such as the namespace package ``google``, dotted names: ``google.cloud.storage``.
+            Names without a distribution have none.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -29,12 +30,12 @@ class Environment:
 
 @dataclass(frozen=True, order=True)
 class Distribution:
-    """A distribution that is needed, as the notebook has it.
+    """A required distribution, as installed for the notebook.
 
     Attributes:
-        name: as it calls itself: ``PyYAML``.
-        version: the notebook's.
-        module: what is imported from it: ``yaml``.
+        name: its own spelling: ``PyYAML``.
+        version: the notebook's version.
+        module: the imported module: ``yaml``.
     """
 
     name: str
@@ -51,16 +52,16 @@ class Distribution:
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as indexes compare it: lower case, with dashes."""
+    """Return a distribution's name as package indexes compare it: lower case, with dashes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distribution], set[str]]:
-    """The distributions that these dotted import names are from, and the names that nobody knows.
+    """Return the distributions of these dotted import names, and the unknown names.
 
-    Python's own modules, and what each node has, are neither.
+    Neither contains the standard library, or distributions that each node has.
     """
-    found: dict[str, Distribution] = {}
+    by_name: dict[str, Distribution] = {}
     unknown: set[str] = set()
     for name in sorted(names):
         if name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] in (
@@ -72,27 +73,36 @@ def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distrib
         if not module:
             unknown.add(name)
             continue
-        for each in here.modules[module][:1]:
-            if canonical(each) in here.versions and canonical(each) not in OWN:
-                found.setdefault(
-                    canonical(each), Distribution(each, here.versions[canonical(each)], module)
+        for distribution in here.modules[module][:1]:
+            if canonical(distribution) in here.versions and canonical(distribution) not in OWN:
+                by_name.setdefault(
+                    canonical(distribution),
+                    Distribution(distribution, here.versions[canonical(distribution)], module),
                 )
-    return sorted(found.values()), unknown
+    return sorted(by_name.values()), unknown
 
 
 def _longest(name: str, modules: Mapping[str, object]) -> str:
-    """The longest beginning of a dotted name that is known."""
+    """Return the longest known prefix of a dotted name."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name
 
 
 def lacks(needed: Distribution, node: Environment) -> bool:
-    """Whether a node can neither find the distribution, nor import its module from elsewhere (conda has other names)."""
+    """Return True if a node has neither the distribution nor its module from another source.
+
+    Conda, for example, uses other distribution names.
+    """
     return needed.key not in node.versions and needed.module not in node.modules
 
 
 def differs(needed: Distribution, node: Environment) -> str:
-    """A node's own version of what is needed, where that is another; builds of one version (``2.13.0+cpu``) are the same."""
-    theirs = node.versions.get(needed.key, "")
-    return theirs if theirs.partition("+")[0] != needed.version.partition("+")[0] else ""
+    """Return a node's version of a distribution if it differs from the notebook's, or "".
+
+    Builds of one version (``2.13.0+cpu``) count as equal.
+    """
+    node_version = node.versions.get(needed.key, "")
+    return (
+        node_version if node_version.partition("+")[0] != needed.version.partition("+")[0] else ""
+    )

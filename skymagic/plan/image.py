@@ -1,4 +1,7 @@
-"""What ranks need beside the notebook: packages, environment, files; pure values that add up and disagree in words."""
+"""Packages, environment and files that ranks need besides the notebook.
+
+Pure values that can be merged; conflicts are reported as text.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 LATEST = ">=0"
-"""A constraint that every release satisfies: behind a name it says that the newest is meant, and not the notebook's."""
+"""Constraint that every release satisfies.
+
+After a name, it requests the newest version instead of the notebook's.
+"""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROJECT = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")
@@ -26,17 +32,19 @@ _LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
 
 @dataclass(frozen=True)
 class PipIndex:
-    """An index for certain packages: they come from there, and nothing else does.
+    """A package index that serves only certain packages.
 
-    ``sky.PipIndex("https://download.pytorch.org/whl/cu128", packages=["torch"])``, in `Image.pip_indexes`. They are installed
-    first, and what they depend on comes with the other packages, from the other indexes.
+    ``sky.PipIndex("https://download.pytorch.org/whl/cu128", packages=["torch"])``, in
+    `Image.pip_indexes`. These packages come only from this index, and no other packages do. They
+    are installed first; their dependencies are installed with the other packages, from the other
+    indexes.
 
     Args:
-        url: of the index.
-        packages: names of projects; an index without is searched for everything, as its URL alone would be.
+        url: URL of the index.
+        packages: project names; an index without any is searched for everything, like a plain URL.
 
     Raises:
-        RequestError: what is no list of names.
+        RequestError: `packages` is not a list of names.
     """
 
     url: str
@@ -60,7 +68,7 @@ class PipIndex:
         return f"PipIndex({masked(self.url)!r}, packages={self.packages!r})"
 
     def serves(self, requirement: str) -> bool:
-        """Whether this requirement is to come from here."""
+        """Return True if this requirement must come from this index."""
         from packaging.utils import canonicalize_name
 
         return project(requirement) in [str(canonicalize_name(name)) for name in self.packages]
@@ -72,22 +80,27 @@ class PipIndex:
 )
 @dataclass(frozen=True)
 class Image:
-    """The packages, files and variables of a rank's environment. Lists keep their order; exact repetitions are dropped.
+    """The packages, files and variables of a rank's environment.
+
+    Lists keep their order; exact repetitions are dropped.
 
     Args:
-        python: Python's version, as ``"3.12"``, or the absolute path of an interpreter on the nodes that has all
-            packages; None: the notebook's version.
-        pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options. On other
-            machines a name without a version gets the notebook's version; ``"torch>=0"`` gets the newest.
-        pip_indexes: URLs of further package indexes; a `PipIndex` limits one to certain packages.
-        apt: system packages, installed on rented machines by apt-get after those of pip. Install them yourself on your own
-            machines; a note reminds you.
+        python: Python version, such as ``"3.12"``, or the absolute path of an interpreter on the
+            nodes that has all packages; None for the notebook's version.
+        pip: requirements in pip's syntax (``"torch>=2.3"``), including URLs and paths of wheels; no
+            options. On other machines a name without a version gets the notebook's version;
+            ``"torch>=0"`` gets the newest.
+        pip_indexes: URLs of additional package indexes; a `PipIndex` limits one to certain
+            packages.
+        apt: system packages, installed on rented machines by apt-get after those of pip. Install
+            them yourself on your own machines; a note reminds you.
         env: environment variables.
-        includes: local files and folders that are copied to the nodes.
+        includes: local files and folders to copy to the nodes.
         excludes: patterns of files that are not copied, as in .gitignore.
 
     Raises:
-        RequestError: lists malformed entries, and requirements that contradict each other (torch==2.3 and torch==2.4).
+        RequestError: lists malformed entries, and requirements that contradict each other
+            (torch==2.3 and torch==2.4).
     """
 
     python: str | None = None
@@ -112,8 +125,8 @@ class Image:
             raise RequestError([masked(mistake) for mistake in mistakes])
 
     def __repr__(self) -> str:
-        """Without passwords in URLs and values of variables: it stands in saved notebooks."""
-        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Omit passwords in URLs and values of variables, because saved notebooks contain it."""
+        shown = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         shown |= {
             name: tuple(i if isinstance(i, PipIndex) else masked(i) for i in shown[name])
             for name in _LISTS
@@ -122,13 +135,17 @@ class Image:
         return f"Image({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
     def replace(self, **changes: Any) -> Image:
-        """A copy with other fields, checked again. Raises RequestError as the constructor does."""
+        """Return a copy with changed fields, checked again.
+
+        Raises RequestError like the constructor.
+        """
         return replace(self, **changes)
 
     def merge(self, *others: Image) -> Image:
-        """This image with `others` added, in order.
+        """Return this image with `others` added, in order.
 
-        Raises RequestError for two versions of Python, two values of a variable, and requirements that contradict.
+        Raises RequestError for two Python versions, two values of a variable, and contradicting
+        requirements.
         """
         mistakes: list[str] = []
         merged: dict[str, Any] = {
@@ -151,7 +168,7 @@ class Image:
         return image
 
     def repeated(self) -> list[str]:
-        """A sentence for each package that is asked for in more than one way, though the ways agree."""
+        """Return a sentence for each package requested in several compatible ways."""
         return [
             masked(f"{_name(same[0])} is asked for {len(same)} times: {', '.join(map(str, same))}")
             for same in _by_name(_parsed(self.pip, [])).values()
@@ -160,32 +177,43 @@ class Image:
 
 
 def projects(pip: Iterable[str]) -> list[str]:
-    """The projects that requirements name."""
+    """Return the projects that requirements name."""
     return [requirement.name for requirement in _parsed(pip, [])]
 
 
 def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
-    """Which requirements this environment does not satisfy, a sentence for each with how to install it.
+    """Return a sentence for each requirement that an environment does not satisfy.
+
+    Each includes the command that installs it.
 
     Args:
-        image: its `pip` is looked at. What names a place (a URL, a path) is never satisfied, for nobody can tell.
-        installed: version by name of project, in any spelling of the name, "" where it is not installed; those of its `projects` are looked at.
+        image: image whose `pip` is checked. A URL or path is never satisfied, because it cannot be
+            checked.
+        installed: version by project name, in any spelling, or "" if not installed; only those of
+            the image's `projects` are read.
     """
     sentences = []
     for requirement, version in lacking(image.pip, installed):
         if version is None:
-            found = f"{requirement.name} is not installed here"
+            finding = f"{requirement.name} is not installed here"
         else:
-            found = f"{masked(str(requirement))} is needed and {requirement.name} {version} is installed here"
+            finding = (
+                f"{masked(str(requirement))} is needed and {requirement.name} "
+                f"{version} is installed here"
+            )
         sentences.append(
-            f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool"
+            f"{finding}: run {_install(requirement, image.pip_indexes)}, then restart the pool"
         )
     sentences += [
-        f"{masked(text)}: ranks on this machine have the notebook's own packages, and skymagic cannot check whether this one comes from "
+        f"{masked(text)}: ranks on this machine have the notebook's own packages, and "
+        "skymagic cannot check whether this one comes from "
         f'there: run `%pip install "{masked(text)}"`, and leave it out'
         for text in image.pip
         if is_place(text)
-        or (any(one.url for one in _parsed([text], [])) and not list(lacking([text], installed)))
+        or (
+            any(parsed.url for parsed in _parsed([text], []))
+            and not list(lacking([text], installed))
+        )
     ]
     return sentences
 
@@ -193,14 +221,16 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
 def lacking(
     pip: Iterable[str], installed: Mapping[str, str]
 ) -> Iterator[tuple[Requirement, str | None]]:
-    """The requirements that an environment does not satisfy, each with the version that it has instead."""
+    """Yield the requirements that an environment does not satisfy, with the installed version."""
     from packaging.utils import canonicalize_name
 
-    here: dict[str, str] = {canonicalize_name(name): version for name, version in installed.items()}
+    versions: dict[str, str] = {
+        canonicalize_name(name): version for name, version in installed.items()
+    }
     for requirement in _parsed(pip, []):
         if requirement.marker and not requirement.marker.evaluate():
             continue
-        version = here.get(_name(requirement)) or None
+        version = versions.get(_name(requirement)) or None
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             yield requirement, version
 
@@ -216,7 +246,7 @@ def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str
             [
                 "`%pip install",
                 quoted,
-                *(f"--extra-index-url {masked(str(each))}" for each in serving),
+                *(f"--extra-index-url {masked(str(index))}" for index in serving),
             ]
         )
         + "`"
@@ -224,7 +254,10 @@ def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str
 
 
 def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[Any, ...]:
-    """`value` as a tuple of strings without repetitions; one string alone is the usual slip. Indexes may be `PipIndex`."""
+    """Return `value` as a tuple of strings without repetitions; indexes may be `PipIndex`.
+
+    A single string instead of a list is a common mistake, and is reported.
+    """
     if isinstance(value, str | PipIndex) or not isinstance(value, Iterable):
         mistakes.append(f"{name} is a list of strings, not {value!r}")
         return ()
@@ -232,18 +265,19 @@ def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[Any, ...]:
     items = tuple(value)
     if wrong := [item for item in items if not isinstance(item, kinds)]:
         mistakes.append(f"{name} is a list of strings, and {wrong[0]!r} is not one")
-    kept = (
+    cleaned = (
         item if isinstance(item, PipIndex) and item.packages else str(item).strip()
         for item in items
     )
-    return tuple(dict.fromkeys(kept))
+    return tuple(dict.fromkeys(cleaned))
 
 
 def _malformed(image: Image) -> list[str]:
     mistakes = []
     if image.python is not None and not _PYTHON.fullmatch(str(image.python)):
         mistakes.append(
-            f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}"
+            "python is a version like '3.12' or an interpreter's absolute path, not "
+            f"{image.python!r}"
         )
     elif not isinstance(image.python, str | None):
         mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
@@ -260,27 +294,28 @@ def _malformed(image: Image) -> list[str]:
 
 
 def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
-    """Requirements that name a project; what cannot be read is added to `mistakes`."""
+    """Return the requirements that name a project; append unreadable ones to `mistakes`."""
     if not pip:
         return []
     from packaging.requirements import InvalidRequirement, Requirement
 
-    found = []
+    requirements = []
     for text in pip:
         if not text or text.startswith("-") or not text.isprintable():
             mistakes.append(
-                f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs"
+                f"pip: {text!r} is not a requirement; options of pip are not taken, "
+                "pip_indexes holds URLs"
             )
         elif not is_place(text):
             try:
-                found.append(Requirement(text))
+                requirements.append(Requirement(text))
             except InvalidRequirement as wrong:
                 mistakes.append(f"pip: {text!r} is not a requirement: {str(wrong).splitlines()[0]}")
-    return found
+    return requirements
 
 
 def is_place(text: str) -> bool:
-    """A URL or path instead of a project's name."""
+    """Return True for a URL or path instead of a project's name."""
     return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith(
         (".whl", ".tar.gz")
     )
@@ -288,7 +323,7 @@ def is_place(text: str) -> bool:
 
 @lru_cache(4096)
 def project(text: str) -> str | None:
-    """The canonical name of the project that a requirement names; None for a URL or path."""
+    """Return the canonical project name of a requirement, or None for a URL or path."""
     return None if is_place(text) else next(iter(map(_name, _parsed((text,), []))), None)
 
 
@@ -306,9 +341,10 @@ def _by_name(requirements: Iterable[Requirement]) -> dict[str, list[Requirement]
 
 
 def _conflicts(requirements: list[Requirement]) -> list[str]:
-    """Requirements of one project of which a pinned version is refused by another.
+    """Return a mistake for each project with a pinned version that another requirement excludes.
 
-    Ranges that do not meet (>=3 and <2) are left to pip, whose resolver says so; markers make any pair possible.
+    Disjoint ranges (>=3 and <2) are left to pip, whose resolver reports them. Markers make any pair
+    possible, so requirements with a marker are ignored.
     """
     mistakes = []
     for name, same in _by_name(requirements).items():
@@ -332,9 +368,12 @@ def _conflicts(requirements: list[Requirement]) -> list[str]:
 def _agreed(
     what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False
 ) -> str | None:
-    """The one value that is given; more than one is a mistake, which does not show what may be secret."""
-    given = list(dict.fromkeys(value for value in values if value is not None))
-    if len(given) > 1:
-        shown = f"{len(given)} values" if secret else " and ".join(map(repr, given))
+    """Return the only value that is set, or None.
+
+    Several values are a mistake, whose message hides values that may be secret.
+    """
+    distinct = list(dict.fromkeys(value for value in values if value is not None))
+    if len(distinct) > 1:
+        shown = f"{len(distinct)} values" if secret else " and ".join(map(repr, distinct))
         mistakes.append(f"{what} is set to {shown}; keep one of them")
-    return given[0] if given else None
+    return distinct[0] if distinct else None

@@ -1,4 +1,4 @@
-"""What is shown of text that may hold secrets: passwords in URLs, values of variables and what follows ``--token`` are masked."""
+"""Mask secrets in text: passwords in URLs, values of variables, and arguments of ``--token``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 
 MASK = "****"
 MIN_LENGTH = 6
-"""Values shorter than this are no secrets: to mask each `1` would make a text unreadable."""
-_IN_URL = re.compile(
-    r"(?<=://)[^/\s]+@"
-)  # up to the last @, as pip reads it: a password may hold one
+"""Shorter values do not count as secrets.
+
+Masking each `1` would make a text unreadable.
+"""
+# up to the last @, as in pip: a password may contain one
+_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 _NAMED = re.compile(
     r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
     re.IGNORECASE,
@@ -20,17 +22,23 @@ _SECRET_NAME = re.compile(r"token|secret|passw|credential|key", re.IGNORECASE)
 
 
 def without_colours(text: str) -> str:
-    """`text` without a terminal's sequences, which are no text and must not be cut in half."""
+    """Return `text` without a terminal's control sequences.
+
+    They are not text, and must not be cut in half.
+    """
     return _TERMINAL.sub("", text)
 
 
 def masked(text: str) -> str:
-    """`text` without what URLs hold before their @."""
+    """Return `text` without the part of URLs before their @."""
     return _IN_URL.sub(f"{MASK}@", text)
 
 
 def masked_command(text: str, values: Iterable[str] = ()) -> str:
-    """A command, or what it printed: also without `values`, and without what follows words like ``--token``."""
+    """Mask a command or its output.
+
+    Also remove `values`, and the arguments of words like ``--token``.
+    """
     for value in sorted(
         {value for value in values if len(value) >= MIN_LENGTH}, key=len, reverse=True
     ):
@@ -39,7 +47,10 @@ def masked_command(text: str, values: Iterable[str] = ()) -> str:
 
 
 def secret_values(names: Iterable[str], variables: Mapping[str, str]) -> frozenset[str]:
-    """The values among `variables` of `names`, and of those whose names say that they are secret, as HF_TOKEN does."""
+    """Return the values of `names` in `variables`, and of variables with secret names.
+
+    HF_TOKEN is such a name.
+    """
     stated = frozenset(names)
     return frozenset(
         value for name, value in variables.items() if name in stated or is_secret_name(name)
@@ -47,5 +58,5 @@ def secret_values(names: Iterable[str], variables: Mapping[str, str]) -> frozens
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of a variable or an option says that its value is secret, as HF_TOKEN does."""
+    """Return True if the name of a variable or an option marks it as secret, like HF_TOKEN."""
     return bool(_SECRET_NAME.search(name))

@@ -1,4 +1,7 @@
-"""Parameters of a notebook, as papermill has them: defaults in the cell tagged ``parameters``, and a cell after it that sets others."""
+"""Notebook parameters, as in papermill.
+
+The cell tagged ``parameters`` has defaults, and a cell after it sets others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ TAG = "parameters"
 
 
 def value(text: str) -> Any:
-    """What is typed for a parameter: True, False, None, a whole number, a number, else text."""
+    """Convert a typed value: True, False, None, an integer, a float, else text."""
     if text in ("True", "False", "None"):
         return ast.literal_eval(text)
     for kind in (int, float):
@@ -26,57 +29,65 @@ def value(text: str) -> Any:
 
 
 def assigned(texts: Sequence[str]) -> dict[str, Any]:
-    """Return name → value of ``name=value`` texts. Raises RequestError with all that are something else."""
+    """Return name → value of ``name=value`` texts.
+
+    Raises RequestError with all texts of another form.
+    """
     wrong = [text for text in texts if not text.partition("=")[0].isidentifier() or "=" not in text]
     if wrong:
         raise RequestError([f"-p {text}: write -p NAME=VALUE" for text in wrong])
-    return {name: value(text) for name, _, text in (each.partition("=") for each in texts)}
+    return {name: value(text) for name, _, text in (item.partition("=") for item in texts)}
 
 
 def mistakes(notebook: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """What is wrong with setting these, in sentences."""
+    """Return a sentence for each problem with setting these parameters."""
     names = list(names)
     if not names:
         return []
-    place = _tagged(notebook["cells"], TAG)
-    if place is None:
+    cell_number = _tagged(notebook["cells"], TAG)
+    if cell_number is None:
         return [
-            f"-p {names[0]}: no cell of the notebook is tagged {TAG!r}, which is where parameters get their defaults"
+            f"-p {names[0]}: no cell of the notebook is tagged {TAG!r}, which is where "
+            "parameters get their defaults"
         ]
-    known = defaults(source(notebook["cells"][place]))
-    if known is None:
+    default_names = defaults(source(notebook["cells"][cell_number]))
+    if default_names is None:
         return [f"the cell tagged {TAG!r} cannot be read: it is to hold plain assignments"]
-    there = f"; it sets {', '.join(known)}" if known else ""
+    known_text = f"; it sets {', '.join(default_names)}" if default_names else ""
     return [
-        f"-p {name}: the cell tagged {TAG!r} sets no such name{did_you_mean(name, known) or there}"
+        f"-p {name}: the cell tagged {TAG!r} sets no such "
+        f"name{did_you_mean(name, default_names) or known_text}"
         for name in names
-        if name not in known
+        if name not in default_names
     ]
 
 
 def defaults(text: str) -> list[str] | None:
-    """The names that a cell sets; None where it is not Python."""
+    """Return the names that a cell sets, or None if it is not Python."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return None
-    found: list[str] = []
-    for one in tree.body:
+    names: list[str] = []
+    for statement in tree.body:
         targets = (
-            one.targets
-            if isinstance(one, ast.Assign)
-            else [one.target]
-            if isinstance(one, ast.AnnAssign)
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [statement.target]
+            if isinstance(statement, ast.AnnAssign)
             else []
         )
-        found += [
-            each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
+        names += [
+            node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
         ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def parsed(text: str, name: str) -> dict[str, Any]:
-    """Return a notebook from the text of its file. Raises RequestError: it is none, or not in Python."""
+    """Return a notebook from the text of its file.
+
+    Raises RequestError if it is not a notebook, or not in Python.
+    """
     try:
         notebook = json.loads(text)
         cells = notebook["cells"]
@@ -94,9 +105,9 @@ def parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def source(cell: Mapping[str, Any]) -> str:
-    """A cell's text, which a file may have as lines."""
-    found = cell.get("source") or ""
-    return found if isinstance(found, str) else "".join(found)
+    """Return a cell's source, which a file may store as lines."""
+    text = cell.get("source") or ""
+    return text if isinstance(text, str) else "".join(text)
 
 
 def _tagged(cells: list[dict[str, Any]], tag: str) -> int | None:

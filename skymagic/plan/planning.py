@@ -1,4 +1,7 @@
-"""From a request to a plan, on this machine or on several, or to every reason why not; whether a pool serves a request."""
+"""Plan a request on one or several machines, or raise with every reason why it is impossible.
+
+Also checks whether a running pool fits a request.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,29 @@ from skymagic.plan.requests import TAKEN_BY, PoolRequest, for_others
 from skymagic.plan.units import AtLeast, count, duration_text
 
 ON_CPU = ": %sky_pool --ranks 2 runs on its CPU"
-ADD = "; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) and rent them with --provider aws"
+ADD = (
+    "; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) and rent "
+    "them with --provider aws"
+)
 
 
 def plan(request: PoolRequest, inventory: Inventory) -> Plan:
-    """How `request` is met on the machine that `inventory` describes; nodes are groups of ranks on it.
+    """Plan `request` on the machine that `inventory` describes; nodes are groups of its ranks.
 
-    Raises RequestError with every reason why it cannot be, in words, with what to add.
+    Raises RequestError with every reason why it is impossible, and what to add.
     """
     mistakes: list[str] = []
     nodes = request.nodes or 1
-    allotted = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
-    shape = Topology(nodes, allotted.procs_per_node)
+    allotment = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
+    shape = Topology(nodes, allotment.procs_per_node)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
     mistakes += limits.refusal(shape.world_size, inventory.descriptors, "on this machine")
     image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
         mistakes.append(
-            f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will"
+            f"Python {python} is asked for and this notebook runs {inventory.python}, as "
+            "its ranks will"
         )
     if mistakes:
         raise RequestError(mistakes)
@@ -46,29 +53,29 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
         hosts=(inventory.hostname,),
         cpus=inventory.cpus,
         memory_gb=inventory.memory_gb,
-        devices=allotted.devices,
-        gpu_words=allotted.words,
+        devices=allotment.devices,
+        gpu_words=allotment.words,
         question="" if request.yes else limits.question(shape.world_size, inventory.cpus),
     )
 
 
 def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: str) -> Plan:
-    """How `request` is met on machines of its own, one for each node; machines that are not needed are left out.
+    """Plan `request` on separate machines, one per node; surplus machines are left out.
 
-    Raises RequestError with every reason why it cannot be, of all machines.
+    Raises RequestError with every reason why it is impossible, for all machines.
     """
     nodes = request.nodes or len(inventories)
     mistakes = for_others(request, provider)
     if nodes > len(inventories):
         mistakes.append(f"--nodes {nodes} needs as many hosts, and {len(inventories)} are named")
-    allotted = [
-        _allotted(request, inventory, here, 1, inventory.hostname, mistakes)
-        for inventory, here in _disjoint(request, inventories[:nodes])
+    allotments = [
+        _allotted(request, inventory, devices, 1, inventory.hostname, mistakes)
+        for inventory, devices in _disjoint(request, inventories[:nodes])
     ]
-    counts = [len(one.devices[0]) if one.devices else 0 for one in allotted]
+    counts = [len(allotment.devices[0]) if allotment.devices else 0 for allotment in allotments]
     if len(set(counts)) > 1 and not mistakes:
-        mistakes.append(gpus.unequal([each.hostname for each in inventories[:nodes]], counts))
-    shape = Topology(nodes, max(one.procs_per_node for one in allotted))
+        mistakes.append(gpus.unequal([host.hostname for host in inventories[:nodes]], counts))
+    shape = Topology(nodes, max(allotment.procs_per_node for allotment in allotments))
     for inventory in inventories[:nodes]:
         mistakes += _too_weak(request, inventory)
     head = inventories[0]
@@ -78,23 +85,25 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     image = _image(request, mistakes)
     if mistakes:
         raise RequestError(mistakes)
-    chosen = inventories[: shape.nodes]
+    used_inventories = inventories[: shape.nodes]
     return Plan(
         provider=provider,
         request=request,
         topology=shape,
         image=image,
-        hosts=tuple(inventory.hostname for inventory in chosen),
-        cpus=min(inventory.cpus for inventory in chosen),
-        memory_gb=min(inventory.memory_gb for inventory in chosen),
-        devices=tuple(one.devices[0] for one in allotted if one.devices),
-        gpu_words=tuple(dict.fromkeys(words for one in allotted for words in one.words)),
+        hosts=tuple(inventory.hostname for inventory in used_inventories),
+        cpus=min(inventory.cpus for inventory in used_inventories),
+        memory_gb=min(inventory.memory_gb for inventory in used_inventories),
+        devices=tuple(allotment.devices[0] for allotment in allotments if allotment.devices),
+        gpu_words=tuple(
+            dict.fromkeys(words for allotment in allotments for words in allotment.words)
+        ),
         remote=True,
     )
 
 
 def _image(request: PoolRequest, mistakes: list[str]) -> Image:
-    """The image as far as it adds up; why it does not is added to `mistakes`."""
+    """Return the merged image; append contradictions to `mistakes`."""
     with noted_in(mistakes):
         return request.whole_image()
     return request.image
@@ -102,23 +111,26 @@ def _image(request: PoolRequest, mistakes: list[str]) -> Image:
 
 def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
     return [
-        f"{option} {asked} is more than {inventory.hostname} has ({has})"
-        for option, asked, has in _short(request, inventory)
+        f"{option} {amount} is more than {inventory.hostname} has ({available})"
+        for option, amount, available in _short(request, inventory)
     ]
 
 
 def _short(
     request: PoolRequest, inventory: Inventory, nodes: int = 1
 ) -> Iterator[tuple[str, AtLeast, str]]:
-    """(option, amount of each node, what there is) of each amount that a machine of so many nodes has too little of."""
-    wanted = (
+    """Yield (option, amount per node, available amount) of each amount that is not available.
+
+    The machine has the given number of nodes.
+    """
+    amounts = (
         ("--cpus", request.cpus, inventory.cpus, "CPUs"),
         ("--memory", request.memory, inventory.memory_gb, "GB"),
     )
-    for option, asked, has, unit in wanted:
-        # nodes share the machine; more than the amount asked for is never in the way
-        if asked is not None and asked.amount * nodes > has:
-            yield option, asked, f"{has:.12g} {unit}"
+    for option, amount, available, unit in amounts:
+        # nodes share the machine; more than the requested amount is never a problem
+        if amount is not None and amount.amount * nodes > available:
+            yield option, amount, f"{available:.12g} {unit}"
 
 
 def _allotted(
@@ -129,65 +141,69 @@ def _allotted(
     machine: str,
     mistakes: list[str],
 ) -> gpus.Allotment:
-    """GPUs for the nodes of a machine, as far as they can be given; why not is added to `mistakes`."""
-    none = gpus.Allotment(procs_per_node=request.procs_per_node or 1)
+    """Return GPUs for the nodes of a machine, as far as possible; append problems to `mistakes`."""
+    no_gpus = gpus.Allotment(procs_per_node=request.procs_per_node or 1)
     if not gpus.wanted(request):
-        return (
-            none if request.gpu is None else replace(none, devices=((),) * nodes)
-        )  # of which they see none
+        # --gpu none: the nodes see no GPUs
+        return no_gpus if request.gpu is None else replace(no_gpus, devices=((),) * nodes)
     if inventory.unusable:
         if request.gpu is None:
-            return replace(none, words=(f"{inventory.unusable}: ranks on CPUs",))
+            return replace(no_gpus, words=(f"{inventory.unusable}: ranks on CPUs",))
         mistakes.append(f"--gpu {request.gpu}: {inventory.unusable}")
-        return none
+        return no_gpus
     try:
-        made = gpus.allot(request, here, nodes, machine)
+        allotment = gpus.allot(request, here, nodes, machine)
     except RequestError as refused:
-        lacking = ("" if here else ON_CPU) + ADD if machine == "this machine" else ""
+        advice = ("" if here else ON_CPU) + ADD if machine == "this machine" else ""
         mistakes += [
-            mistake + (lacking if " has no" in mistake else "") for mistake in refused.mistakes
+            mistake + (advice if " has no" in mistake else "") for mistake in refused.mistakes
         ]
-        return none
-    if made.shared and "jax" in gpus.frameworks(request):
+        return no_gpus
+    if allotment.shared and "jax" in gpus.frameworks(request):
         mistakes.append(
-            f"{made.words[0].partition(':')[0]}, and JAX cannot share them: ask for one rank per GPU, or for --gpu none"
+            f"{allotment.words[0].partition(':')[0]}, and JAX cannot share them: ask for "
+            "one rank per GPU, or for --gpu none"
         )
-    return made
+    return allotment
 
 
 def _disjoint(
     request: PoolRequest, inventories: Sequence[Inventory]
 ) -> Iterator[tuple[Inventory, Sequence[GpuDevice]]]:
-    """Each machine with GPUs that no earlier node of it takes: two hosts may be one machine."""
+    """Yield each host with GPUs that no earlier node on the same machine takes.
+
+    Two hosts may be one machine.
+    """
     machines = [
-        (inventory.machine or inventory.hostname, [one.word for one in inventory.gpus])
+        (inventory.machine or inventory.hostname, [device.word for device in inventory.gpus])
         for inventory in inventories
     ]
     for node, inventory in enumerate(inventories):
-        place, nodes = machines[:node].count(machines[node]), machines.count(machines[node])
-        fitting = [
-            one
-            for one in inventory.gpus
-            if request.accelerator is None or matches(request.accelerator.name, one.name)
+        position, nodes = machines[:node].count(machines[node]), machines.count(machines[node])
+        matching = [
+            device
+            for device in inventory.gpus
+            if request.accelerator is None or matches(request.accelerator.name, device.name)
         ]
-        share = request.accelerator.count if request.accelerator else max(1, len(fitting) // nodes)
+        share = request.accelerator.count if request.accelerator else max(1, len(matching) // nodes)
         yield (
             inventory,
-            fitting[place * share : (place + 1) * share] if nodes > 1 else inventory.gpus,
+            matching[position * share : (position + 1) * share] if nodes > 1 else inventory.gpus,
         )
 
 
 def too_few_gpus(request: PoolRequest, here: Sequence[GpuDevice]) -> bool:
-    """Whether a machine with these GPUs has not the kind that is asked for, or too few."""
+    """Return True if a machine with these GPUs lacks the requested kind, or has too few."""
     gpu = request.accelerator
     return (
         gpu is not None
-        and sum(matches(gpu.name, one.name) for one in here) < (request.nodes or 1) * gpu.count
+        and sum(matches(gpu.name, device.name) for device in here)
+        < (request.nodes or 1) * gpu.count
     )
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
-    """What has no meaning on the notebook's own machine."""
+    """Return a mistake for each option that has no meaning on the notebook's own machine."""
     mistakes = for_others(request, "local")
     if request.provider not in ("auto", "local"):
         mistakes.append(
@@ -200,18 +216,18 @@ def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> l
     noun = "ranks" if shape.procs_per_node == 1 else "nodes"
     nodes = f" for each of {shape.nodes} {noun}" if shape.nodes > 1 else ""
     return [
-        f"{option} {asked}{nodes} needs more than this machine has ({has}); ask for less, "
+        f"{option} {amount}{nodes} needs more than this machine has ({available}); ask for less, "
         "or add hosts with --provider ssh --hosts …"
-        for option, asked, has in _short(request, inventory, shape.nodes)
+        for option, amount, available in _short(request, inventory, shape.nodes)
     ]
 
 
 def fits(request: PoolRequest, running: Plan) -> list[str]:
-    """Why the pool that `running` describes does not serve `request`; empty when it does.
+    """Return why the pool that `running` describes does not fit `request`; [] if it does.
 
-    Only what the user stated counts: a request without options fits every pool.
+    Only options that the user stated count: a request without options fits every pool.
     """
-    given, made, shape, wanted = (
+    stated, pool_request, shape, wanted_shape = (
         request.given(),
         running.request,
         running.topology,
@@ -220,52 +236,57 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons = []
 
     def differs(name: str, here: object, asked: object, words: str) -> None:
-        if name in given and here != asked:
+        if name in stated and here != asked:
             reasons.append(words.format(here=here, asked=asked))
 
-    if request.provider not in ("auto", running.provider) and "provider" in given:
-        # the rest is of another kind of machine: to compare it tells nothing
+    if request.provider not in ("auto", running.provider) and "provider" in stated:
+        # other fields describe another kind of machine: comparing them is pointless
         return [f"it is a {running.provider} pool, not {request.provider}"]
+    # the user wrote --ranks
     in_ranks = (
-        running.counted_in_ranks and wanted.nodes == 1 and {"nodes", "procs_per_node"} <= given
-    )  # --ranks
-    if in_ranks and shape.world_size != wanted.world_size:
-        reasons.append(f"it has {count(shape.world_size, 'rank')}, not {wanted.world_size}")
+        running.counted_in_ranks
+        and wanted_shape.nodes == 1
+        and {"nodes", "procs_per_node"} <= stated
+    )
+    if in_ranks and shape.world_size != wanted_shape.world_size:
+        reasons.append(f"it has {count(shape.world_size, 'rank')}, not {wanted_shape.world_size}")
     else:
         size = count(
             shape.nodes,
             "node" if running.remote or shape.procs_per_node > 1 or in_ranks else "rank",
         )
-        differs("nodes", shape.nodes, wanted.nodes, f"it has {size}, not {{asked}}")
-        here = count(shape.procs_per_node, "rank")
+        differs("nodes", shape.nodes, wanted_shape.nodes, f"it has {size}, not {{asked}}")
+        current = count(shape.procs_per_node, "rank")
         differs(
             "procs_per_node",
             shape.procs_per_node,
-            wanted.procs_per_node,
-            f"it has {here} per node, not {{asked}}",
+            wanted_shape.procs_per_node,
+            f"it has {current} per node, not {{asked}}",
         )
-    differs("gpu", made.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}")
+    differs(
+        "gpu", pool_request.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}"
+    )
     for name, has in (("cpus", running.cpus), ("memory", running.memory_gb)):
-        asked = getattr(request, name)
-        if name in given and asked is not None and asked.amount > has:
+        amount = getattr(request, name)
+        if name in stated and amount is not None and amount.amount > has:
             reasons.append(
-                f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {asked}"
+                f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {amount}"
             )
     reasons += _lacks(request, running)
-    if "region" in given and running.region not in request.regions:
+    if "region" in stated and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in (each for each in TAKEN_BY if each not in ("ssh", "region", "max_price")):
-        here, wants = getattr(made, name), getattr(request, name)
-        if name in given and here != wants:
-            reasons.append(_other_option(name, here, wants))
+    for name in (field for field in TAKEN_BY if field not in ("ssh", "region", "max_price")):
+        current, requested = getattr(pool_request, name), getattr(request, name)
+        if name in stated and current != requested:
+            reasons.append(_other_option(name, current, requested))
     for name in ("idle", "max_lifetime", "max_away"):
-        here, wants = (getattr(each, name) for each in (made, request))
-        words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
-        differs(name, _limit(here), _limit(wants), words)
+        current, requested = (getattr(source, name) for source in (pool_request, request))
+        message = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
+        differs(name, _limit(current), _limit(requested), message)
     if request.detached and not running.outlives:
         reasons.append("it ends with its notebook: it was started without --detach")
     if (
-        "max_price" in given
+        "max_price" in stated
         and request.max_price is not None
         and (running.price or 0.0) > request.max_price
     ):
@@ -276,7 +297,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
 
 
 def _other_option(name: str, here: object, asked: object) -> str:
-    """Return in words that a pool was made with another value of a provider's option.
+    """Return a sentence that a pool was made with another value of a provider's option.
 
     Args:
         name: a field of `PoolRequest`.
@@ -301,39 +322,39 @@ def _limit(seconds: float | None) -> str:
 
 
 def _lacks(request: PoolRequest, running: Plan) -> list[str]:
-    """What a request adds that a pool was made without."""
-    given, made = request.given(), running.request
+    """Return a sentence for each stated property that a pool lacks."""
+    stated, pool_request = request.given(), running.request
     reasons = []
-    if "plugins" in given:
-        has = {spec.name: spec for spec in made.plugins}
+    if "plugins" in stated:
+        pool_plugins = {spec.name: spec for spec in pool_request.plugins}
         for spec in request.plugins:
-            if spec.name not in has:
+            if spec.name not in pool_plugins:
                 reasons.append(f"it was made without the plugin {spec.name}")
-            elif has[spec.name] != spec:
-                reasons.append(f"its plugin is {has[spec.name]}, not {spec}")
-    if given & {"python", "pip", "env", "image"}:
-        asked = request.whole_image()
-        if asked.python not in (None, running.image.python):
-            here = running.image.python or "the notebook's"
-            reasons.append(f"its Python is {here}, not {asked.python}")
+            elif pool_plugins[spec.name] != spec:
+                reasons.append(f"its plugin is {pool_plugins[spec.name]}, not {spec}")
+    if stated & {"python", "pip", "env", "image"}:
+        image = request.whole_image()
+        if image.python not in (None, running.image.python):
+            pool_python = running.image.python or "the notebook's"
+            reasons.append(f"its Python is {pool_python}, not {image.python}")
         reasons += [
             f"it was made without the package {masked(item)}"
-            for item in asked.pip
+            for item in image.pip
             if item not in running.image.pip
         ]
         reasons += [
-            f"it was made without the system package {one}"
-            for one in asked.apt
-            if one not in running.image.apt
+            f"it was made without the system package {package}"
+            for package in image.apt
+            if package not in running.image.apt
         ]
         reasons += [
             f"it was made without this value of {name}"
-            for name, value in asked.env.items()
+            for name, value in image.env.items()
             if running.image.env.get(name) != value
         ]
     reasons += [
         f"it was made without the secret {name}"
         for name in request.secrets
-        if name not in made.secrets
+        if name not in pool_request.secrets
     ]
     return reasons

@@ -1,4 +1,4 @@
-"""The plan of a pool on machines that are rented for it: what will run, where, what it costs, and what has to be confirmed; pure."""
+"""Plan a pool on rented machines: machines, place, cost, and the question to confirm; pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import duration_text
 
 IDLE, MAX_LIFETIME = 1800.0, 86400.0
-"""Seconds after which rented machines end where nobody has said when: a bill for a forgotten pool has an end."""
+"""Default limits of rented machines in seconds.
+
+They bound the bill for a forgotten pool.
+"""
 REPLACING = "lost machines are replaced without asking, at the current price (--replace)"
 
 
 @dataclass(frozen=True)
 class Rental:
-    """What the machines of a pool are to be.
+    """Machines to rent for a pool.
 
     Attributes:
-        machine: one of them in words: "p4d.24xlarge (8 × A100)". place: where: "us-east-1b, on demand".
-        cpus, memory_gb, gpus: of one of them.
-        price: dollars per hour for all of them; None where nobody tells. priced: where that is from.
-        most: dollars per hour where they are had only as another type, or elsewhere; None where nobody tells.
-        notes: what else is worth knowing.
+        machine: one machine as text: "p4d.24xlarge (8 × A100)".
+        place: their location: "us-east-1b, on demand".
+        cpus, memory_gb, gpus: of one machine.
+        price: dollars per hour for all machines; None if unknown.
+        priced: source of the price.
+        most: dollars per hour if only another type, or another place, is available; None if
+            unknown.
+        notes: further notes.
     """
 
     provider: str
@@ -42,29 +48,30 @@ class Rental:
 
 
 def bounded(request: PoolRequest) -> PoolRequest:
-    """The request with an end: the limits of rented machines where nothing else was said."""
+    """Return the request with the default limits of rented machines, if the user set none."""
     stated = request.stated or frozenset()
     limits = {"idle": IDLE, "max_lifetime": MAX_LIFETIME}
-    unsaid = {
-        name: most
-        for name, most in limits.items()
+    defaults = {
+        name: limit
+        for name, limit in limits.items()
         if getattr(request, name) is None and name not in stated
     }
-    # what is only assumed is not what the user states of the pool
-    return replace(request, **unsaid, stated=request.given()) if unsaid else request  # type: ignore[arg-type]
+    # assumed limits must not count as stated by the user
+    return replace(request, **defaults, stated=request.given()) if defaults else request  # type: ignore[arg-type]
 
 
 def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
-    """How `request` is met on machines that are rented for it; its question is what they cost, unless -y was said.
+    """Plan `request` on rented machines; the plan's question is their cost, unless -y was given.
 
-    Raises RequestError with every reason why it cannot be.
+    Raises RequestError with every reason why it is impossible.
     """
     request = bounded(request)
     shape = topology(request)
     mistakes = for_others(request, "aws")
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
         mistakes.append(
-            f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8"
+            f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in "
+            "--gpu A100:8"
         )
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
         mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
@@ -74,21 +81,34 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     if mistakes:
         raise RequestError(mistakes)
     machines = f"{shape.nodes} × {rental.machine} in {rental.place}"
-    wanted = request.accelerator
+    accelerator = request.accelerator
     return Plan(
-        provider=rental.provider, request=request, topology=shape, image=image, hosts=(machines,), cpus=rental.cpus,
-        memory_gb=rental.memory_gb, devices=(gpus.named(*[wanted.name] * wanted.count),) * shape.nodes if wanted else (),
+        provider=rental.provider,
+        request=request,
+        topology=shape,
+        image=image,
+        hosts=(machines,),
+        cpus=rental.cpus,
+        memory_gb=rental.memory_gb,
+        devices=(gpus.named(*[accelerator.name] * accelerator.count),) * shape.nodes
+        if accelerator
+        else (),
         price=rental.price,
         remote=True,
         question="" if request.yes else question(request, machines, rental),
         priced=rental.priced,
         region=rental.region,
-        notes=(*rental.notes, *_unused(request, rental), *_endless(request), *([REPLACING] if request.replace else [])),
-    )  # fmt: skip
+        notes=(
+            *rental.notes,
+            *_unused(request, rental),
+            *_endless(request),
+            *([REPLACING] if request.replace else []),
+        ),
+    )
 
 
 def question(request: PoolRequest, machines: str, rental: Rental) -> str:
-    """What is asked before anything is rented: what, where, for how much, and until when at the latest."""
+    """Return the question before renting: machines, place, cost, and the latest end."""
     cost = cost_words(rental.price, rental.priced)
     if rental.price is not None and rental.most is not None and rental.most > rental.price + 0.005:
         cost += f", elsewhere up to ${rental.most:.2f}"
@@ -96,7 +116,7 @@ def question(request: PoolRequest, machines: str, rental: Rental) -> str:
 
 
 def until(request: PoolRequest) -> str:
-    """How long a pool is paid for, in words."""
+    """Return how long a pool is paid for, as text."""
     return (
         f"for {duration_text(request.max_lifetime)} at most"
         if request.max_lifetime
@@ -109,7 +129,8 @@ def _unused(request: PoolRequest, rental: Rental) -> list[str]:
     if gpu is None or rental.gpus <= gpu.count:
         return []
     return [
-        f"each machine has {rental.gpus} {gpu.name} and {gpu.count} of them are asked for: --gpu {gpu.name}:{rental.gpus} uses all"
+        f"each machine has {rental.gpus} {gpu.name} and {gpu.count} of them are asked for: "
+        f"--gpu {gpu.name}:{rental.gpus} uses all"
     ]
 
 
@@ -118,4 +139,6 @@ def _endless(request: PoolRequest) -> list[str]:
         ("--max-lifetime", request.max_lifetime, "you pay for it until %sky_down"),
         ("--idle", request.idle, "you pay for it even while nothing runs"),
     )
-    return [f"{option} is none: {what}" for option, limit, what in limits if limit is None]
+    return [
+        f"{option} is none: {consequence}" for option, limit, consequence in limits if limit is None
+    ]

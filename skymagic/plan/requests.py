@@ -1,4 +1,4 @@
-"""What users ask for, before anything is known of machines: a pool, a run, a plugin, and what holds unsaid."""
+"""Requests of users before anything is known of machines: pools, runs, plugins, and defaults."""
 
 from __future__ import annotations
 
@@ -18,38 +18,69 @@ from skymagic.plan.units import AtLeast, Selection
 AUTO = "auto"
 PROVIDERS = (AUTO, "local", "ssh", "aws", "slurm", "kubernetes", "ray")
 SSH_CLIENTS = ("auto", "paramiko", "openssh")
-"""Who speaks SSH; auto: paramiko, and OpenSSH where that cannot log in."""
+"""SSH clients; auto is paramiko, or OpenSSH if paramiko cannot log in."""
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
-"""Torch's backends by device: a value with a comma in it."""
+"""Torch's backends by device, a value that contains commas."""
 
 
-# fmt: off
 REGIONS = (
-    "af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-2", "ap-northeast-3", "ap-south-1", "ap-south-2",
-    "ap-southeast-1", "ap-southeast-2", "ap-southeast-3", "ap-southeast-4", "ap-southeast-5", "ap-southeast-6", "ap-southeast-7",
-    "ca-central-1", "ca-west-1", "eu-central-1", "eu-central-2", "eu-north-1", "eu-south-1", "eu-south-2", "eu-west-1", "eu-west-2",
-    "eu-west-3", "il-central-1", "me-central-1", "me-south-1", "mx-central-1", "sa-east-1", "us-east-1", "us-east-2", "us-west-1",
+    "af-south-1",
+    "ap-east-1",
+    "ap-east-2",
+    "ap-northeast-1",
+    "ap-northeast-2",
+    "ap-northeast-3",
+    "ap-south-1",
+    "ap-south-2",
+    "ap-southeast-1",
+    "ap-southeast-2",
+    "ap-southeast-3",
+    "ap-southeast-4",
+    "ap-southeast-5",
+    "ap-southeast-6",
+    "ap-southeast-7",
+    "ca-central-1",
+    "ca-west-1",
+    "eu-central-1",
+    "eu-central-2",
+    "eu-north-1",
+    "eu-south-1",
+    "eu-south-2",
+    "eu-west-1",
+    "eu-west-2",
+    "eu-west-3",
+    "il-central-1",
+    "me-central-1",
+    "me-south-1",
+    "mx-central-1",
+    "sa-east-1",
+    "us-east-1",
+    "us-east-2",
+    "us-west-1",
     "us-west-2",
 )
-# fmt: on
-"""EC2's regions (2026-11) for completion, which asks nobody; others are taken as well."""
+"""EC2's regions (2026-11), for completion without a request to AWS.
+
+Other regions are accepted too.
+"""
 
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """Settings of EC2 that a user makes once.
+    """EC2 settings that a user makes once.
 
     Attributes:
-        profile: of the AWS configuration; None for what the environment says.
-        subnet: ``subnet-…`` that the machines are in; None for the default one of each zone.
+        profile: profile of the AWS configuration; None for the environment's.
+        subnet: ``subnet-…`` of the machines; None for the default one of each zone.
         use_private_ips: connect to private addresses, and give the machines no public ones.
-        ssh_port: where their sshd listens. user: whom one logs in as: the image's own user.
-        ssh_from: ``"203.0.113.0/24"``: addresses that may connect; None: only this machine's.
-        image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
+        ssh_port: port of their sshd.
+        user: login name, the default user of the image.
+        ssh_from: ``"203.0.113.0/24"``: addresses that may connect; None for this machine's only.
+        image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver on machines with GPUs.
         disk: GB of each machine's disk.
-        endpoint_url: another address of AWS's services.
-        deadline_factor: of all deadlines and pauses for AWS.
-        via: ``"ann@bastion"``, a jump host: the way to machines without public addresses.
+        endpoint_url: alternative address of AWS's services.
+        deadline_factor: factor for all deadlines and pauses with AWS.
+        via: ``"ann@bastion"``, a jump host, to reach machines without public addresses.
     """
 
     profile: str | None = None
@@ -70,11 +101,13 @@ class CloudSettings:
 
 
 def cloud_settings(values: Mapping[str, Any]) -> CloudSettings:
-    """Settings as a dictionary has them. Raises RequestError for names that are none."""
-    if not values:  # as nearly always, and asked for with each cell
+    """Return settings from a dictionary. Raises RequestError for unknown names."""
+    if not values:  # the usual case, and this is called for each cell
         return CloudSettings()
     try:
-        check_keywords("SkyMagic.aws", values, [one.name for one in fields(CloudSettings)], {})
+        check_keywords(
+            "SkyMagic.aws", values, [setting.name for setting in fields(CloudSettings)], {}
+        )
     except TypeError as wrong:
         raise RequestError(str(wrong)) from None
     return CloudSettings(**values)
@@ -82,7 +115,7 @@ def cloud_settings(values: Mapping[str, Any]) -> CloudSettings:
 
 @dataclass(frozen=True)
 class PluginSpec:
-    """A plugin by name, with options as they were written; a secret among them is not shown."""
+    """A plugin by name, with its options as written; secret options are not shown."""
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -96,16 +129,19 @@ class PluginSpec:
 
 
 def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
-    """``"torch:backend=gloo,cuda=cu124,jax"``: a piece with ``=`` is an option of the plugin before it.
+    """Parse ``"torch:backend=gloo,cuda=cu124,jax"``.
 
-    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``), and so does one of a
+    A piece with ``=`` is an option of the plugin before it. A piece that starts like a version
+    constraint continues the value before it (``version=>=2.3,<2.5``), and so does a piece of a
     composite backend (``backend=cpu:gloo,cuda:nccl``).
-    Raises RequestError for an option without a plugin, an option twice, and no name; all at once.
+
+    Raises RequestError for an option without a plugin, a repeated option, or a missing name, with
+    all mistakes at once.
     """
-    found: list[tuple[str, dict[str, str]]] = []
+    plugins: list[tuple[str, dict[str, str]]] = []
     mistakes: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        options = found[-1][1] if found else {}
+        options = plugins[-1][1] if plugins else {}
         if options and re.match(r"[<>=!~]", piece):
             options[next(reversed(options))] += f",{piece}"
             continue
@@ -119,29 +155,32 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
         option = piece
         if ":" in piece.partition("=")[0] or "=" not in piece:
             name, colon, option = piece.partition(":")
-            found.append((name.strip(), {}))
+            plugins.append((name.strip(), {}))
             if not re.fullmatch(r"\w[\w.-]*", name.strip()):
                 mistakes.append(f"{piece!r} has no name: write NAME or NAME:option=value")
             if not colon:
                 continue
         key, equals, value = (part.strip() for part in option.partition("="))
-        if not found:
+        if not plugins:
             mistakes.append(f"{piece!r} belongs to no plugin: write NAME:{piece}")
         elif not key or not equals:
             mistakes.append(f"{piece!r} has no value: write NAME:option=value")
-        elif key in found[-1][1]:
-            mistakes.append(f"{found[-1][0]}: {key} is given twice")
+        elif key in plugins[-1][1]:
+            mistakes.append(f"{plugins[-1][0]}: {key} is given twice")
         else:
-            found[-1][1][key] = value
-    if not found and not mistakes:
+            plugins[-1][1][key] = value
+    if not plugins and not mistakes:
         mistakes.append("a plugin's name is missing: write NAME or NAME:option=value")
     if mistakes:
         raise RequestError(mistakes)
-    return tuple(PluginSpec(name, options) for name, options in found)
+    return tuple(PluginSpec(name, options) for name, options in plugins)
 
 
 def no_provider(name: str, known: Iterable[str]) -> str:
-    """Why there is no provider of this name, with what there is; `known` are the names that exist."""
+    """Return a message that no provider has this name, with a suggestion.
+
+    `known` are the existing names.
+    """
     nearest = did_you_mean(name, known) or f"; available: {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 
@@ -158,44 +197,56 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "kubernetes": ("kubernetes",),
     "address": ("ray",),
 }
-"""Field of a request → the providers that take it, the one that it is for first; all others refuse it."""
+"""Maps a field of a request to the providers that accept it; all others refuse it.
+
+The first provider is the one that the field is intended for.
+"""
 _FOR = {
-    "ssh": "machines reached over SSH", "aws": "rented machines", "slurm": "Slurm", "kubernetes": "Kubernetes", "ray": "Ray",
-}  # fmt: skip
+    "ssh": "machines reached over SSH",
+    "aws": "rented machines",
+    "slurm": "Slurm",
+    "kubernetes": "Kubernetes",
+    "ray": "Ray",
+}
 
 
 NO_IMAGE = Image()
-"""What a request has of which nothing is said: each cell makes one."""
+"""Default image of requests, created once because every cell creates a request."""
 
 
 @dataclass(frozen=True)
 class PoolRequest:
-    """A pool as it was asked for; None and empty where nothing was said.
+    """A request for a pool; unset fields are None or empty.
 
     Attributes:
-        gpu: of each node; None for those that are free there, where a plugin uses GPUs.
+        gpu: GPUs of each node; None for its free GPUs if a plugin uses GPUs.
         cpus, memory: per node, memory in GB.
         procs_per_node: ranks on each node; None for one per GPU, else 1.
-        secrets: names only; values come from the notebook's environment and never stand here.
+        secrets: names only; values come from the notebook's environment and are never stored here.
         ssh: one of `SSH_CLIENTS`.
-        region: where to rent, or several with commas between, the best liked first.
-        replace: rent another machine in the place of one that is lost; of Slurm: queue a job that follows this one.
+        region: region to rent in, or several with commas between them, in order of preference.
+        replace: rent a replacement for a lost machine; with Slurm: queue a job that follows this
+            one.
         max_price: dollars per hour for the whole pool.
-        address: of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
-        slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
-        kubernetes: image, namespace, context, pod-template and pods, as far as they are given.
-        login: login node of a Slurm cluster, reached over SSH; None where Slurm's programs are on this machine.
+        address: address of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
+        slurm: options of sbatch by their long names, each with its value: "" for an option without
+            a value, "none" to omit one of skymagic's.
+        kubernetes: image, namespace, context, pod-template and pods, as far as they are set.
+        login: login node of a Slurm cluster, reached over SSH; None if Slurm's programs are on this
+            machine.
         idle, max_lifetime: seconds.
-        detached: on this machine: the pool outlives its notebook, as one on other machines does.
-        max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
-        lazy: declare the pool, and make it at its first cell; again after it has ended by itself.
-        image: what `python`, `pip` and `env` are added to.
-        cloud: how rented machines are reached.
-        imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
-            the notebook's versions.
-        resizes: job id of the pool that runs and gets this size; "" for another one.
-        stated: fields that the user wrote, where the others hold configured defaults; None when what differs
-            from the dataclass's own defaults was written.
+        detached: on this machine: the pool outlives its notebook, as pools on other machines do.
+        max_away: seconds that a cell may continue without its notebook, if the pool outlives the
+            notebook.
+        lazy: declare the pool, and start it at its first cell, and again after it has ended by
+            itself.
+        image: base to which `python`, `pip` and `env` are added.
+        cloud: settings to reach rented machines.
+        imports: dotted names of modules that the notebook uses: other machines get their
+            distributions, in the notebook's versions.
+        resizes: job id of the running pool that changes to this size; "" for a new pool.
+        stated: fields that the user wrote, while the others hold configured defaults; None if the
+            written fields are those that differ from the dataclass's own defaults.
     """
 
     name: str | None = None
@@ -234,7 +285,10 @@ class PoolRequest:
     stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def given(self) -> frozenset[str]:
-        """Which fields the user stated of the pool itself: not its name, and not how to go about it."""
+        """Return the fields of the pool itself that the user stated.
+
+        The name, and options about how to start the pool, are not included.
+        """
         blank = PoolRequest()
         differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
         return frozenset(differ if self.stated is None else self.stated) - {
@@ -250,51 +304,65 @@ class PoolRequest:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The kind of GPU that it asks for; None where it asks for none, or for any kind."""
+        """The requested kind of GPU; None for no GPU, or for any kind."""
         return self.gpu if isinstance(self.gpu, Accelerator) else None
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The regions to rent in; empty for the one that the configuration names."""
+        """The regions to rent in; empty for the configured one."""
         return tuple(dict.fromkeys(filter(None, (self.region or "").split(","))))
 
     def secret_values(self, environ: Mapping[str, str]) -> frozenset[str]:
-        """What no message may show: values of secrets, and of variables and plugins' options that are named like one."""
+        """Return the values that no message may show.
+
+        These are values of secrets, and of variables and plugin options with secret names.
+        """
         options = {name: value for plugin in self.plugins for name, value in plugin.options.items()}
         variables = {**environ, **self.image.env, **dict(self.env)}
         return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)
 
     @property
     def here(self) -> bool:
-        """Whether it asks for this machine."""
+        """True if it requests this machine."""
         return self.provider == "local" or (self.provider == "auto" and not self.hosts)
 
     def ranks_mistakes(self, label: str = "--ranks") -> list[str]:
-        """Why ranks cannot be counted as those of one node (`label`); empty on this machine, where no nodes are asked for."""
+        """Return why the size cannot be given in ranks of one node (`label`), or [].
+
+        This is possible on this machine only, without a number of nodes.
+        """
         if not self.here:
             where = "of hosts" if self.provider == "auto" else f"of --provider {self.provider}"
             return [
-                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: write --nodes, and --procs-per-node"
+                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: "
+                "write --nodes, and --procs-per-node"
             ]
         if self.nodes is None:
             return []
         return [
-            f"{label} is one node of so many ranks, and --nodes {self.nodes} makes several: keep one of them, or write "
+            f"{label} is one node of so many ranks, and --nodes {self.nodes} makes several: "
+            "keep one of them, or write "
             f"--nodes {self.nodes} --procs-per-node N for N ranks on each"
         ]
 
     def whole_image(self) -> Image:
-        """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""
+        """Return `image` with `python`, `pip` and `env` added.
+
+        Raises RequestError if they contradict each other.
+        """
         return self.image.merge(Image(python=self.python, pip=self.pip, env=dict(self.env)))
 
 
 def for_others(request: PoolRequest, provider: str) -> list[str]:
-    """A sentence for each option that the user wrote and that this provider does not take; another package's takes what SSH does."""
-    blank, given, mistakes = PoolRequest(), request.given(), []
-    taker = provider if provider in PROVIDERS else "ssh"
+    """Return a sentence for each option that the user wrote and this provider does not accept.
+
+    Providers of other packages accept the options of SSH.
+    """
+    blank, stated, mistakes = PoolRequest(), request.given(), []
+    role = provider if provider in PROVIDERS else "ssh"
     for name, takers in TAKEN_BY.items():
         value = getattr(request, name)
-        if taker in takers or name not in given or value == getattr(blank, name):
+        if role in takers or name not in stated or value == getattr(blank, name):
             continue
         labels = (
             [option for option, _ in value]
@@ -310,18 +378,20 @@ def for_others(request: PoolRequest, provider: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A cell as it is to be run.
+    """A request to run a cell.
 
     Attributes:
-        pool: its name from --pool; `given()` is empty when no option of a pool was used.
-        output: the variable that takes the values of the last expression, by rank.
-        head: take the first rank's value alone: rank 0's, unless `targets` leaves it out.
-        gather: variables that are brought back by name.
-        only: whose output is shown. targets: who runs it; None for all ranks.
-        no_push: True when nothing travels, or the names that do not.
+        pool: its name from --pool; `given()` is empty if no option of a pool was used.
+        output: variable that receives the values of the last expression, by rank.
+        head: store only the first rank's value: rank 0's, unless `targets` excludes it.
+        gather: names of variables to fetch.
+        only: ranks whose output is shown.
+        targets: ranks that run it; None for all ranks.
+        no_push: True to send nothing, or the names that are not sent.
         timeout: seconds.
-        busy: what becomes of it where another cell is running on its ranks: it waits ("wait"), or is refused ("refuse").
-        profile: who profiles it; None for nobody.
+        busy: if another cell is running on its ranks, wait for it ("wait"), or refuse this one
+            ("refuse").
+        profile: ranks that profile it; None for none.
     """
 
     pool: PoolRequest = field(default_factory=PoolRequest)
@@ -342,12 +412,16 @@ class RunRequest:
     def who(
         self, world_size: int, noun: str = "rank", option: str = "--targets"
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
+        """Return (participating ranks, those of them whose output is shown).
+
+        The head is the first participating rank.
 
         Args:
-            noun: what is counted, for messages. option: what the user writes for `targets`.
+            noun: counted unit, for messages.
+            option: name of the option behind `targets`, for messages.
 
-        Raises RequestError for ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
+        Raises RequestError for ranks that a pool of `world_size` does not have, in `targets` and in
+        `only` at once.
         """
         mistakes: list[str] = []
 
@@ -358,31 +432,34 @@ class RunRequest:
                 mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
                 return ()
 
-        part = resolve(option, self.targets or Selection("all"))
-        shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)
+        participants = resolve(option, self.targets or Selection("all"))
+        shown = participants[:1] if self.only.text == "head" else resolve("--only", self.only)
         if mistakes:
             raise RequestError(mistakes)
-        return part, tuple(rank for rank in shown if rank in part)
+        return participants, tuple(rank for rank in shown if rank in participants)
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds where a line says nothing; users change it with ``%config SkyMagic.…``.
+    """Defaults for omitted options; users change them with ``%config SkyMagic.…``.
 
     Attributes:
-        timeout, idle, max_lifetime: seconds, None for no limit.
-        max_price: dollars per hour that a rented pool may cost, None for no limit.
-        away: seconds that nodes on other machines wait for a notebook that has gone, once their cells have ended.
-        stall_after: seconds without progress until one line says who waits for whom.
-        view_after: seconds after which a cell that goes on has a line that says how it is.
-        buttons: whether that line has buttons, which are widgets, where the front end shows such.
-        grace: seconds that an interrupted rank has before it is ended.
-        screen_limit: bytes of output that one cell may show; the logs hold all of it.
-        log_limit: bytes that the log of one rank may have on its node; of a longer one the beginning is dropped.
-        packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
-            "off" leaves it to the cell to fail.
-        aws: how rented machines are reached.
-        busy: what becomes of a cell while another is running on its ranks: "wait" or "refuse".
+        timeout, idle, max_lifetime: seconds; None for no limit.
+        max_price: dollars per hour that a rented pool may cost; None for no limit.
+        away: seconds that nodes on other machines wait for a lost notebook after their cells have
+            ended.
+        stall_after: seconds without progress after which a line names the waiting ranks and those
+            they wait for.
+        view_after: seconds after which a running cell shows its progress line.
+        buttons: show buttons (widgets) in that line, if the front end supports them.
+        grace: seconds between the interrupt of a rank and its end.
+        screen_limit: bytes of output that one cell may show; the logs have all of it.
+        log_limit: maximum bytes of one rank's log on its node; the beginning of a longer log is
+            dropped.
+        packages: action if a node of another machine lacks a package that a cell needs: "sync"
+            installs it, "ask" explains how to, "off" lets the cell fail.
+        aws: settings to reach rented machines.
+        busy: handling of a cell while another is running on its ranks: "wait" or "refuse".
     """
 
     provider: str = "auto"
@@ -406,18 +483,20 @@ class Defaults:
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """%%sky_sh: a script as it is to be run, once on each node.
+    """A request of %%sky_sh to run a script, once on each node.
 
     Attributes:
-        workdir: a folder that goes along, or None.
-        detach: return at once, and go on without the notebook; for pools that outlive it.
-        pool: its name, None for the latest one.
-        env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
-        nodes: the nodes that run it; None for all. only: the nodes whose output is shown.
-        rank: the one rank on whose node it runs, with the rank's environment; None to run it as the nodes' own.
-        output: the variable that takes exit codes and last lines, by node.
+        workdir: folder to copy along, or None.
+        detach: return immediately, and continue without the notebook; for pools that outlive it.
+        pool: its name; None for the latest one.
+        env: environment variables of the script.
+        secrets: names only; the notebook's environment holds the values.
+        nodes: nodes that run it; None for all.
+        only: nodes whose output is shown.
+        rank: single rank on whose node, and in whose environment, it runs; None to run it per node.
+        output: variable that receives exit codes and last lines, by node.
         timeout: seconds.
-        busy: as of a cell.
+        busy: as in `RunRequest`.
     """
 
     workdir: str | None = None
@@ -435,7 +514,7 @@ class ShellRequest:
 
 
 def missing_secrets(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each secret that the notebook's environment does not hold."""
+    """Return a sentence for each secret that is missing in the notebook's environment."""
     return [
         f"--secret {name}: the notebook's environment has no such variable"
         for name in names

@@ -1,4 +1,4 @@
-"""Suggest the nearest name for one that is unknown: words, and keywords that a function does not take."""
+"""Suggest the nearest known name for an unknown one: words, and keyword arguments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'A100'?"`` for the known word nearest to `word`, or ``""`` when none is near.
+    """Return ``"; did you mean 'A100'?"`` with the known word nearest to `word`, or ``""``.
 
-    Case, dashes and look-alikes (o and 0, l and 1) do not count.
+    Case, dashes and look-alikes (o and 0, l and 1) are ignored.
     """
     folded = {_fold(name): name for name in known}
     close = get_close_matches(_fold(word), folded, n=1, cutoff=0.6)
@@ -24,7 +24,10 @@ def _fold(word: str) -> str:
 
 
 class LazyNames(Collection[str]):
-    """A collection of names, loaded on use: a few are at hand, and finding all of them takes time."""
+    """A collection of names, loaded on use.
+
+    Some names are available immediately; finding all of them takes time.
+    """
 
     def __init__(
         self, at_hand: Collection[str], all_of_them: Callable[[], Collection[str]]
@@ -48,30 +51,30 @@ T = TypeVar("T", bound=Callable[..., Any])
 def suggesting(
     name: str, others: Mapping[str, str] | None = None, second_names: Collection[str] = ()
 ) -> Callable[[T], T]:
-    """A decorator of functions and classes.
+    """Decorate a function or class so that unknown keywords raise an error with a suggestion.
 
     Args:
-        name: what messages call it.
-        others: a keyword as other tools have it → what it is here.
-        second_names: keywords that are accepted, and not in the signature, so that they do not complete.
+        name: its name in messages.
+        others: maps keywords of other tools to the ones here.
+        second_names: accepted keywords that are hidden from the signature, and so from completion.
     """
 
     def decorate(target: T) -> T:
         function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         signature = inspect.signature(function)
-        known = [
-            one.name
-            for one in signature.parameters.values()
-            if one.name != "self" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        accepted = [
+            arg.name
+            for arg in signature.parameters.values()
+            if arg.name != "self" and arg.kind in (arg.POSITIONAL_OR_KEYWORD, arg.KEYWORD_ONLY)
         ]
 
         @functools.wraps(function)
         def checked(*args: Any, **keywords: Any) -> Any:
-            check_keywords(name, keywords, known, others or {})
+            check_keywords(name, keywords, accepted, others or {})
             return function(*args, **keywords)
 
         if second_names:
-            shown = [one for one in signature.parameters.values() if one.name not in second_names]
+            shown = [arg for arg in signature.parameters.values() if arg.name not in second_names]
             checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         if isinstance(target, type):
             target.__init__ = checked  # type: ignore[misc]
@@ -84,7 +87,7 @@ def suggesting(
 def check_keywords(
     name: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]
 ) -> None:
-    """Raise TypeError for keywords that are not known; all at once."""
+    """Raise TypeError for all unknown keywords at once."""
     wrong = [word for word in given if word not in known]
     if wrong:
         raise TypeError(

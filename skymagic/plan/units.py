@@ -1,4 +1,7 @@
-"""The units that users write amounts in: durations, numbers of cores, gigabytes, ranks or nodes; and amounts as people read them."""
+"""Units of amounts: durations, cores, gigabytes, ranks or nodes.
+
+Functions parse what users write, and format amounts for display.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,15 @@ _SPELLINGS = {
     "m": "m(?:in(?:ute)?s?)?",
     "s": "s(?:ec(?:ond)?s?)?",
 }
-"""Patterns of what people write for a unit: ``min``, ``hours``."""
+"""Patterns of accepted spellings of a unit: ``min``, ``hours``."""
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 
 
 def duration(text: str) -> float:
-    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"``, ``"0.5h"`` or ``"5 min"``; above 0. Raises RequestError for anything else."""
+    """Return the seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"``, ``"0.5h"`` or ``"5 min"``.
+
+    Raises RequestError for anything else, and for 0.
+    """
     compact = re.sub(r"\s+", "", text).lower()
     parts = re.fullmatch(
         "".join(rf"(?:({_NUMBER}){_SPELLINGS[unit]})?" for unit in _UNITS), compact
@@ -41,25 +47,25 @@ def duration(text: str) -> float:
 
 
 def is_unit(text: str) -> bool:
-    """Return whether a word is a unit of time, as in ``"5 min"``."""
+    """Return True if a word is a unit of time, as in ``"5 min"``."""
     return re.fullmatch("|".join(_SPELLINGS.values()), text.lower()) is not None
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number above or equal to 0, without a unit."""
+    """Return True if a text is a non-negative number without a unit."""
     return re.fullmatch(_NUMBER, text) is not None
 
 
 def duration_text(seconds: float) -> str:
-    """`seconds` as users write it; `duration` reads it back: ``5400.0`` is ``"1h30m"``."""
-    whole = int(seconds)
-    if whole != seconds or not whole:
-        from decimal import Decimal  # not at the top: the start of a node need not wait for it
+    """Return `seconds` in the syntax that `duration` parses: ``5400.0`` is ``"1h30m"``."""
+    remaining = int(seconds)
+    if remaining != seconds or not remaining:
+        from decimal import Decimal  # imported here because it would delay the start of a node
 
         return f"{Decimal(repr(float(seconds))):f}s"
     text = ""
     for unit, size in _UNITS.items():
-        count, whole = divmod(whole, size)
+        count, remaining = divmod(remaining, size)
         text += f"{count}{unit}" if count else ""
     return text
 
@@ -76,24 +82,27 @@ class AtLeast:
 
 
 def at_least(text: str, unit: str = "") -> AtLeast:
-    """``"8+"`` or ``"8"`` as AtLeast; `unit` (``"GB"``) may follow. Raises RequestError for no number, and for 0."""
+    """Parse ``"8+"`` or ``"8"``; `unit` (``"GB"``) may follow.
+
+    Raises RequestError if it is not a positive number.
+    """
     ending = rf"\s*(?:{unit[:1]}i?{unit[1:]}|{unit[:1]})?" if unit else ""
-    found = re.fullmatch(rf"({_NUMBER}){ending}\s*(\+?)", text.strip(), re.IGNORECASE)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(rf"({_NUMBER}){ending}\s*(\+?)", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise RequestError(
             f"{text!r} is not an amount: write 8 or 8+ for at least 8"
             + (f", in {unit}" if unit else "")
         )
-    return AtLeast(float(found[1]), bool(found[2]))
+    return AtLeast(float(match[1]), bool(match[2]))
 
 
 def memory(text: str) -> AtLeast:
-    """``"32"``, ``"32+"`` or ``"32GB+"`` as AtLeast in GB. Raises RequestError as `at_least` does."""
+    """Parse ``"32"``, ``"32+"`` or ``"32GB+"`` in GB. Raises RequestError as `at_least` does."""
     return at_least(text, "GB")
 
 
 def size(nbytes: float) -> str:
-    """A number of bytes in words: "1.2 MB"."""
+    """Return a number of bytes as text: "1.2 MB"."""
     if nbytes < 1000:
         return f"{nbytes:.0f} bytes"
     power = 1 if nbytes < 1e6 else 2 if nbytes < 1e9 else 3
@@ -101,22 +110,22 @@ def size(nbytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 rank", "4 ranks"."""
+    """Return a number with its noun: "1 rank", "4 ranks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def agreeing(number: int, one: str, several: str) -> str:
-    """The verb that goes with so many: ``agreeing(len(ranks), "is", "are")``."""
+    """Return the matching form of a verb: ``agreeing(len(ranks), "is", "are")``."""
     return one if number == 1 else several
 
 
 def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:
-    """ "rank 3", "ranks 0, 2", "ranks 0–3", "ranks 0–30, 32–63"."""
+    """Return ranks as text: "rank 3", "ranks 0, 2", "ranks 0–3", "ranks 0–30, 32–63"."""
     return f"{noun} {ranges(ranks)}" if len(ranks) == 1 else f"{noun}s {ranges(ranks)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order, three or more in a row as one: "0–3, 7, 8"."""
+    """Return numbers in ascending order, with three or more in a row as a range: "0–3, 7, 8"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -133,11 +142,13 @@ _INDEX = r"-?[0-9]{1,9}"
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of a pool's ranks or nodes, chosen before their number is known. Raises RequestError for no such choice.
+    """Some ranks or nodes of a pool, selected before their number is known.
+
+    Raises RequestError for an invalid selection.
 
     Args:
-        text: the choice; kept without blanks, so that equal choices compare equal. It is all there is, so
-            ``Selection(only.text)`` brings one back from JSON.
+        text: the selection; stored without blanks, so that equal selections compare equal. It is
+            the only state, so ``Selection(only.text)`` restores one from JSON.
     """
 
     text: str = "head"
@@ -151,7 +162,10 @@ class Selection:
 
     @classmethod
     def of(cls, choice: Selection | str | int | Iterable[int]) -> Selection:
-        """Any of the forms that Python code uses: a text, one rank, several. Raises RequestError for none of them."""
+        """Return a selection from a text, one rank, or several ranks.
+
+        Raises RequestError for anything else.
+        """
         if isinstance(choice, Selection):
             return choice
         if isinstance(choice, str):
@@ -159,34 +173,35 @@ class Selection:
         return cls(str(choice) if isinstance(choice, int) else ",".join(map(str, choice)))
 
     def ranks(self, world_size: int, noun: str = "rank") -> tuple[int, ...]:
-        """The ranks in ascending order, each once; or nodes: `noun` is what is chosen, for messages.
+        """Return the ranks, or nodes, in ascending order without repetitions.
 
-        Raises RequestError for a rank, or an end of a slice, that a pool of `world_size` ranks does not have.
+        `noun` names what is selected, for messages. Raises RequestError for a rank, or an end of a
+        slice, that a pool of `world_size` ranks does not have.
         """
         if self.text in ("head", "all"):
             return tuple(range(world_size if self.text == "all" else 1))
-        there = f"this pool has {count(world_size, noun)} (0 to {world_size - 1})"
-        chosen: set[int] = set()
+        pool_text = f"this pool has {count(world_size, noun)} (0 to {world_size - 1})"
+        selected: set[int] = set()
         for piece in self.text.split(","):
             ends = [int(end) if end else None for end in piece.split(":")]
-            beyond = [
+            out_of_range = [
                 end
                 for end, most in zip(ends, (world_size - 1, world_size), strict=False)
                 if end is not None and not -world_size <= end <= most
             ]
             if len(ends) == 1 and ends[0] is not None:
-                picked: Iterable[int] = [ends[0] % world_size]
+                piece_ranks: Iterable[int] = [ends[0] % world_size]
             else:
-                picked = range(world_size)[slice(*ends)]
-            if beyond or not picked:
-                what = (
+                piece_ranks = range(world_size)[slice(*ends)]
+            if out_of_range or not piece_ranks:
+                problem = (
                     f"{piece} goes beyond the pool"
-                    if beyond and len(ends) > 1
+                    if out_of_range and len(ends) > 1
                     else f"there is no {noun} {piece}"
                 )
-                raise RequestError(f"{what}: {there}")
-            chosen.update(picked)
-        return tuple(sorted(chosen))
+                raise RequestError(f"{problem}: {pool_text}")
+            selected.update(piece_ranks)
+        return tuple(sorted(selected))
 
     def __str__(self) -> str:
         return self.text
