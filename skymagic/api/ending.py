@@ -155,7 +155,7 @@ def _left(name: str | None) -> list[PoolRecord]:
 
 
 def _left_in_clusters(name: str) -> list[PoolRecord]:
-    """Return the records of such pools in clusters.
+    """Return the records of cluster pools of this name or job id whose notebook is gone.
 
     If several match, keep those that their schedulers still list: a pool ended by its scheduler
     leaves its record behind.
@@ -200,7 +200,7 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
     try:
         plan = keys.read(record.job_id).plan
         settings, regions = plan.request.cloud, [plan.region]
-    except PoolError:  # it was never ready, or another version has made it: it may be anywhere
+    except PoolError:  # never ready, or made by another version: it may be in any region
         settings, regions = CloudSettings(), []
     clients = AwsClients.of(settings)
     say(f"ending pool {record.name!r} ({record.job_id}), left by another notebook …")
@@ -241,7 +241,7 @@ def everything_rented(
 
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
         raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
-    # a pool that another notebook rents at this very moment keeps its record
+    # keep the record of a pool that another notebook is renting at this moment
     running = {rent.job for rent in ledger.every() if rent.ended is None}
     for record in records.every():
         if (
@@ -254,9 +254,10 @@ def everything_rented(
 
 
 def everything_rented_if_any(say: Say, settings: CloudSettings) -> list[str]:
-    """Do the same for a user who ends all pools and may have rented nothing.
+    """Terminate all rented machines, for a user who ends all pools and may have rented nothing.
 
-    Invalid credentials are reported in a line instead of raised.
+    Nothing is done without configured credentials. Invalid credentials are reported in a line
+    instead of raised.
     """
     if not configured():
         return []

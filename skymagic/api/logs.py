@@ -206,7 +206,7 @@ def plain(request: LogsRequest) -> dict[str, Any]:
     if (record := job_record(request)) is not None:
         lines: list[str] = []
         status = show_job(record, request, lines.append)
-        text = "".join(lines[:-1])  # the last one tells people how it has ended
+        text = "".join(lines[:-1])  # the last line reports the outcome to people
         return {
             "pool": request.pool,
             "notebook": record.notebook,
@@ -359,7 +359,7 @@ def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Wri
                         chosen.matching([partial_line] if partial_line else []), chosen.label(rank)
                     )
                 )
-            elif ends[rank] == previous_end:  # its log tells when there is more
+            elif ends[rank] == previous_end:  # no new output: wait for more
                 telemetry.since(agents, rank, ends[rank], 1.0 / len(partial_lines))
 
 
@@ -399,7 +399,7 @@ def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
     """
     pattern = _pattern(request.grep)
     partial_line = ""
-    size: int | None = request.lines  # of the log so far; what comes later is shown whole
+    size: int | None = request.lines  # applies to the log so far; later lines are all shown
 
     def take(text: str) -> None:
         nonlocal partial_line, size

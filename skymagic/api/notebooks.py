@@ -123,12 +123,12 @@ def _start(
             pool_files = _pool_files(record, replace(key, accesses=accesses))
         output = f"{folder}/{request.executed}"
         order = wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
-        records.write(job_record)  # before the job's kernel takes it
+        records.write(job_record)  # must be written before the job's kernel takes the pool
         state = _asked(nodes[0], "start", record.job_id, order=order)
     if state.status == "refused":
         records.write(record)
         raise PoolError(f"pool {record.name!r} does not execute it: {state.problem}")
-    if key.plan.remote:  # else the job's kernel says itself that it has the pool
+    if key.plan.remote:  # otherwise the job's kernel writes the record itself
         job_record = replace(
             job_record, process=state.process, machine=state.machine, folder=folder
         )
@@ -205,7 +205,7 @@ def settled(record: PoolRecord) -> PoolRecord:
 def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
     """Record that the job has ended, and which runs of the pool it has shown."""
     if state.status == "running" or state.process != record.process:
-        return record  # it runs, or its kernel on this machine has written the record itself
+        return record  # still running, or its kernel on this machine has written the record
     logger.info("pool=%s notebook %s %s", record.job_id, record.notebook, state.status)
     DisplayRecord(record.job_id).become(state.shown)
     records.write(replace(record, process=""))

@@ -101,7 +101,7 @@ def look(
         raise PoolError(
             "; ".join(f"{host}: {reason}" for host, reason in inventory.unreached.items())
         )
-    # these hosts have told all that they run: other records of theirs are of pools that have ended
+    # these hosts have reported all their pools: their other records are of pools that have ended
     records.forget(inventory.reached, [pool.job_id for pool in inventory.pools])
     name = request.name
     return HostListing(

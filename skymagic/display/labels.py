@@ -43,7 +43,7 @@ class LabelBlock:
 
 
 class Labels:
-    """Puts ``[rank]`` before each line of several ranks; lines of different ranks never mix.
+    """Output of several ranks: ``[rank]`` before each line, lines of different ranks never mixed.
 
     A line that stays open, such as a progress bar or dots, is shown in a block that is redrawn,
     with a line per rank; once ended, it remains there in its final state. Without such blocks it is

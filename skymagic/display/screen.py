@@ -72,7 +72,7 @@ class Screen:
 
 
 class NotebookScreen(Screen):
-    """Shows a run's output in its cell; ranks are labelled if there are several.
+    """Screen in the cell that started the run; ranks are labelled if there are several.
 
     Args:
         view: line with the state of the run; None for none.
@@ -247,7 +247,7 @@ class NotebookScreen(Screen):
 
 
 class Settling:
-    """Decides which contents of ranks count as shown, so that each is shown at least once; pure.
+    """Record of which contents of ranks count as shown, so that each is shown at least once; pure.
 
     This holds even if this process is killed. Neither ZeroMQ nor a front end acknowledges output. A
     content counts as shown SECONDS after it was passed to the screen, which holds back a cell's

@@ -128,9 +128,8 @@ def bar(row: str) -> Progress | None:
     steps, scale, total, total_scale, rate, rate_scale, unit, per_unit = match.groups()
     try:
         speed = float(rate or 0) * SCALES[rate_scale or ""]
-        speed = (
-            1 / speed if unit == "s" and per_unit != "s" and speed else speed
-        )  # seconds for one step
+        # tqdm shows slow rates in seconds per step
+        speed = 1 / speed if unit == "s" and per_unit != "s" and speed else speed
         return Progress(float(steps) * SCALES[scale], float(total) * SCALES[total_scale], speed)
     except ValueError:  # "1.2.3": something else
         return None

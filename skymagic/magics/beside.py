@@ -162,7 +162,7 @@ class RunHandle:
         if self.pool.state is State.STOPPED:
             raise self.pool.missing()
         text = telemetry.of_run(self.pool.agents, rank, self.stop.run)
-        if text is None and not self.done():  # the rank has not begun
+        if text is None and not self.done():  # the rank has not started
             return ""
         if text is None:
             raise PoolError(
@@ -240,6 +240,6 @@ class RunHandle:
 
     def _refresh(self) -> None:
         if self._line is not None:
-            with contextlib.suppress(Exception), self._drawing:  # the notebook has gone
+            with contextlib.suppress(Exception), self._drawing:  # the notebook may be gone
                 draw = self._line.end if self.done() else self._line.draw
                 self._context.copy().run(draw, self.text)

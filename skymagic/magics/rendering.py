@@ -44,7 +44,7 @@ def show(
     """Show an error as IPython shows other errors."""
     shell._get_exc_info((kind, error, tb))  # for %debug, %tb and sys.last_value
     lines = error._render_traceback_()
-    if shell.colors.lower() == "nocolor":  # the rank does not know
+    if shell.colors.lower() == "nocolor":  # the rank does not know the shell's setting
         lines = [without_colours(line) for line in lines]
     shell._showtraceback(kind, error, lines)
     if shell.call_pdb:
@@ -72,7 +72,7 @@ class ResultTables:
         self._text, self._html = formatters["text/plain"], formatters["text/html"]
         self._python = self._text.for_type(list)
         self._text.for_type(list, self._as_text)
-        if list not in self._html.type_printers:  # else it is the user's own
+        if list not in self._html.type_printers:  # else the user has set one
             self._html.for_type(list, self._as_html)
 
     def remember(self, name: str, ranks: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ def named(name: str | None) -> PoolRequest:
 
 
 class ShellRuns:
-    """Runs the cells and scripts of one shell."""
+    """Runner of the cells and scripts of one shell."""
 
     def __init__(
         self,

@@ -210,7 +210,7 @@ class Auto:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Transform code as usual within the context, also on other threads than that of cells."""
+        """Disable the broadcast of plain cells within the context, also on other threads."""
         before, self._paused = self._paused, True
         try:
             yield

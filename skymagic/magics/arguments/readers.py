@@ -77,7 +77,7 @@ pool_name = matching(
 )
 """Reader of a pool's name, which is also part of file names."""
 _region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
-path = matching(r"[^\0]+", "is not a path")  # it need not exist
+path = matching(r"[^\0]+", "is not a path")  # the path need not exist
 variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
 host = matching(
     r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE"
