@@ -45,8 +45,10 @@ def help_text(magic: str) -> str:
     if more := [option.names[-1] for option in spec.options if not option.common]:
         lines += [
             "",
-            f"More: {', '.join(more)}, and the options of %sky_pool. "
-            "docs/reference/magics.md describes them.",
+            (
+                f"More: {', '.join(more)}, and the options of %sky_pool. "
+                "docs/reference/magics.md describes them."
+            ),
         ]
     return "\n".join(lines) + "\n"
 

@@ -630,8 +630,10 @@ _POOL_EXAMPLES = (
     "%sky_pool --ranks 2 --plugin torch                    # one node of two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
-    "%sky_pool lab --ranks 2 --detach                      # after a kernel restart: "
-    "%sky_attach lab",
+    (
+        "%sky_pool lab --ranks 2 --detach                      # after a kernel restart: "
+        "%sky_attach lab"
+    ),
     '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
 )
 _BROADCAST_EXAMPLES = (
@@ -643,8 +645,10 @@ _BROADCAST_EXAMPLES = (
 _SH_EXAMPLES = (
     "%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES … main.py",
     "%%sky_sh -t 3      # on the node of rank 3, in its folder and environment\nnvidia-smi",
-    "%%sky_sh --only all --timeout 30m -o ends --env OMP_NUM_THREADS=2 --secret "
-    "HF_TOKEN\npython train.py",
+    (
+        "%%sky_sh --only all --timeout 30m -o ends --env OMP_NUM_THREADS=2 --secret "
+        "HF_TOKEN\npython train.py"
+    ),
 )
 _PUT_EXAMPLES = (
     "%sky_put data ~/data                 # the folder, as ~/data or into it",
