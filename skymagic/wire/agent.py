@@ -1,32 +1,35 @@
-"""The protocol of the node agents: messages between notebook, daemon, agent, forkserver and ranks (`wire.codec`).
+"""Protocol of the node agents: messages between notebook, daemon, agent, forkserver and ranks.
 
     notebook                     agent                        forkserver, rank
     AgentSpec                →   (starts forkserver, on the head the controller)
                              ←   AgentStarted
     ProbeAddresses           →   connects to them
-                             ←   ProbeReply                   only where nodes do not know each other's addresses
+                             ←   ProbeReply                   only if nodes need to find addresses
     StartController          →   on the head
                              ←   ControllerUp
     Spawn                    →   RankSpec                 →   forkserver forks
-                             ←   RankForked               ←
+                                 RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
-    Measure                  →                                what ranks use, while somebody looks at it
+    Measure                  →                                resource use, while it is displayed
     RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
                              ←   RankReply                ←
-                                                          ←   BeginOutput, Publish…, EndOutput: rank, for each cell
-                                 Published                →   for each Publish, which the rank waits for
+                                                          ←   BeginOutput, Publish…, EndOutput:
+                                                              rank, for each cell
+                                 Published                →   for each Publish; the rank waits for
+                                 it
                                                           ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
-                             ←   InterruptionNotice       →   rank: this machine will be taken away
+                             ←   InterruptionNotice       →   rank: this machine will be reclaimed
     InterruptionNotice       →   of another machine       →   rank
                              ←   HookEnded                ←   rank
-    Follow                   →                                only from a notebook that has taken over
+    Follow                   →                                only from a notebook that took over
                              ←   FollowedOutput …
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
 
-The *link* joins notebook and agent (the agent's standard streams, or a tunnel), the *control socket* an agent and a rank. Cells and
-their outcomes do not travel here: they are ipyparallel's.
+The *link* joins notebook and agent (the agent's standard streams, or a tunnel); the *control
+socket* joins an agent and a rank. Cells and their outcomes do not travel here: ipyparallel carries
+them. Messages are encoded by `wire.codec`.
 """
 
 from __future__ import annotations
@@ -37,11 +40,11 @@ from typing import Any
 from skymagic.wire.codec import Codec, FrozenMessage
 
 KEPT_LINES, KEPT_CHARACTERS = 200, 20_000
-"""How much of each rank's log the notebook has when its pool has ended, at most."""
+"""Most lines and characters of each rank's log that the notebook receives when its pool ends."""
 HEAD_LINES, HEAD_CHARACTERS = 10_000, 1 << 20
-"""The same of rank 0's, whose output is what the notebook shows."""
+"""The same limits for rank 0, whose output the notebook shows."""
 WHOLE_LOG = -1
-"""In the place of a run's number: all that a rank's log has."""
+"""Passed instead of a run's number to read the whole log of a rank."""
 
 
 class AgentMessage(FrozenMessage):
@@ -49,60 +52,72 @@ class AgentMessage(FrozenMessage):
 
 
 class AgentSpec(AgentMessage):
-    """Notebook → agent, first of all: what this node is to do."""
+    """Notebook → agent, the first message: the node's configuration."""
 
     pool: str
     job_id: str
     node: int
     head: bool
     nodes: int = 1
-    """How many there are."""
+    """Number of nodes in the pool."""
     client: str = ""
-    """Who started the pool, and where, for those who find it: ``ann@laptop``."""
+    """User and machine that started the pool, such as ``ann@laptop``; shown to anyone who looks it
+    up.
+    """
     version: str = ""
-    """skymagic's."""
+    """Version of skymagic."""
     devices: tuple[int, ...] = ()
-    """The GPUs that its ranks see, as their machine counts them."""
+    """GPUs that the node's ranks see, numbered as their machine numbers them."""
     preload: tuple[str, ...] = ()
     """Modules that the forkserver imports before it forks ranks."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment of everything on the node; never logged."""
+    """Environment of every process on the node; never logged."""
     address: str | None = "127.0.0.1"
-    """Where the controller listens; None: the nodes meet first, and `StartController` says it."""
+    """Address on which the controller listens; None if the nodes look for a common network first,
+    and `StartController` then carries the address.
+    """
     idle_timeout: float | None = None
     """Seconds without a cell after which the agent ends everything."""
     max_lifetime: float | None = None
-    """Seconds after which it does so in any case."""
+    """Seconds after which the agent ends everything in any case."""
     detached_timeout: float | None = None
-    """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
+    """Seconds without the notebook and without a busy rank on this node after which the agent ends
+    everything; None: it ends with the link.
+    """
     max_away: float | None = None
-    """Seconds without the notebook after which it stops what its ranks are at work on."""
+    """Seconds without the notebook after which the agent stops its ranks' current work."""
     notices: str = ""
-    """How this machine hears that it will be taken away: "ec2-spot", "slurm:120" (SIGURG so many seconds before); "" for not at all."""
+    """Source of this machine's interruption notices: "ec2-spot", "slurm:120" (SIGURG that many
+    seconds before the end), or "" for none.
+    """
     log_limit: int | None = None
-    """Bytes that the log of each rank may have; of a longer one the beginning is dropped."""
+    """Most bytes of each rank's log; beyond that the beginning is dropped."""
 
 
 class AgentStarted(AgentMessage):
-    """Agent → notebook, its first message: where it runs."""
+    """Agent → notebook, its first message: the process and its machine."""
 
     hostname: str
     machine: str
     """Equal for agents that reach each other by 127.0.0.1."""
     directory: str
-    """Where logs are."""
+    """Directory of the logs."""
     store: str
     """The node store's directory."""
     addresses: dict[str, int] = field(default_factory=dict)
-    """Address → port at which the head listens for probes; empty on all other nodes, and when addresses are known."""
+    """Address → port on which the head listens for probes; empty on all other nodes, and if
+    addresses are known.
+    """
     port: int = 0
-    """A port that is free on the head, for process groups of the user's own; 0 on all other nodes."""
+    """A free port on the head, for process groups that the user's code creates; 0 on all other
+    nodes.
+    """
     secret: str = field(default="", repr=False)
-    """By which the other nodes know this one when they probe it."""
+    """Secret that identifies this node to the other nodes when they probe it."""
 
 
 class ProbeAddresses(AgentMessage):
-    """Notebook → agent: connect to these addresses (address → port); the right node has `secret`."""
+    """Notebook → agent: probe these addresses (address → port); the right node has `secret`."""
 
     addresses: dict[str, int]
     secret: str = field(repr=False)
@@ -110,7 +125,7 @@ class ProbeAddresses(AgentMessage):
 
 
 class ListenForProbes(AgentMessage):
-    """Notebook → agent: listen for probes at this address from now on, and say at which port."""
+    """Notebook → agent: listen for probes at this address and reply with the port."""
 
     address: str
     number: int
@@ -121,9 +136,9 @@ class ProbeReply(AgentMessage):
 
     number: int
     routes: dict[str, str]
-    """Address that answered → this node's own address on the way there."""
+    """Address that answered → this node's own address on that route."""
     addresses: dict[str, int] = field(default_factory=dict)
-    """Address → port at which this node listens for probes, in reply to `ListenForProbes`."""
+    """Address → port on which this node listens for probes, in reply to `ListenForProbes`."""
 
 
 class StartController(AgentMessage):
@@ -139,12 +154,12 @@ class RankSpec(AgentMessage):
     info: dict[str, Any]
     """``runtime.InstanceInfo`` as plain values."""
     plugins: tuple[dict[str, Any], ...] = ()
-    """``{"name": …, "options": {…}}`` each, in the order in which their hooks run."""
+    """A ``{"name": …, "options": {…}}`` for each plugin, in hook order."""
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     """UUIDs of its GPUs, which the agent holds for the pool."""
     generation: int = 0
-    """Counts process groups of the pool: a group is formed again after ranks were freed or replaced."""
+    """Number of the pool's process group; it grows each time that ranks are freed or replaced."""
     engine_file: str = ""
     """Connection file of the controller, filled in by the agent."""
     store: str = ""
@@ -152,11 +167,11 @@ class RankSpec(AgentMessage):
     log: str = ""
     """Path of the rank's complete log, filled in by the agent."""
     profile: str = ""
-    """An empty directory in the place of an IPython profile, filled in by the agent."""
+    """An empty directory that serves as the IPython profile, filled in by the agent."""
 
 
 class Spawn(AgentMessage):
-    """Notebook → agent: start these ranks (the earlier process of the same rank, if any, is ended first)."""
+    """Notebook → agent: start these ranks, after ending any earlier process of the same rank."""
 
     ranks: tuple[dict[str, Any], ...]
     connection: dict[str, Any] | None = None
@@ -171,7 +186,9 @@ class Signal(AgentMessage):
 
 
 class RankRequest(AgentMessage):
-    """Notebook → agent → ranks' control threads: a remote call, answered by a `RankReply` with the same number."""
+    """Notebook → agent → ranks' control threads: a remote call, answered by a `RankReply` with the
+    same number.
+    """
 
     ranks: tuple[int, ...]
     method: str
@@ -179,29 +196,36 @@ class RankRequest(AgentMessage):
 
 
 class Measure(AgentMessage):
-    """Notebook → agent: what do these ranks of yours use? Answered by one `RankReply`, in the name of the first of them."""
+    """Notebook → agent: measure the resource use of these ranks.
+
+    One `RankReply` answers, in the name of the first of them.
+    """
 
     ranks: tuple[int, ...]
     devices: dict[str, tuple[str, ...]]
-    """Rank → the UUIDs of its GPUs, or their numbers as the machine counts them; without ranks that have none."""
+    """Rank → the UUIDs of its GPUs, or their numbers on the machine; ranks without GPUs are left
+    out.
+    """
     number: int
 
 
 class ReadLog(AgentMessage):
-    """Notebook → agent: the last lines of a rank's log, or what follows byte `start` as soon as there is something."""
+    """Notebook → agent: read the last lines of a rank's log, or wait for bytes after `start`."""
 
     rank: int
     number: int
     lines: int = 0
     start: int | None = None
     run: int = 0
-    """Not 0: what this run wrote, a piece of it, from byte `start` on or from its beginning."""
+    """If not 0: read a piece of this run's output, from byte `start` or from its beginning."""
     runs: bool = False
-    """Which runs the log has instead."""
+    """List the runs in the log instead."""
 
 
 class RankReply(AgentMessage):
-    """Rank → agent → notebook, or from the agent itself: the answer to `RankRequest`, `Measure` or `ReadLog`."""
+    """Rank → agent → notebook, or from the agent itself: the answer to `RankRequest`, `Measure` or
+    `ReadLog`.
+    """
 
     rank: int
     number: int
@@ -209,62 +233,75 @@ class RankReply(AgentMessage):
 
 
 class LastLines(AgentMessage):
-    """Agent → notebook, when the pool ends: the end of a rank's log, which is deleted then."""
+    """Agent → notebook, when the pool ends: the end of a rank's log. The log itself is deleted."""
 
     rank: int
     text: str
 
 
 class RendezvousKey(AgentMessage):
-    """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port of rank 0's store."""
+    """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port
+    of rank 0's store.
+    """
 
     key: str
     value: Any
-    """None takes an earlier value back."""
+    """Value of the key; None withdraws an earlier value."""
 
 
 class Shutdown(AgentMessage):
-    """Notebook → agent: end everything and leave nothing."""
+    """Notebook → agent: end everything and clean up the node."""
 
 
 class NotebookDetached(AgentMessage):
-    """Daemon → agent: the notebook's connection is gone; it may come back."""
+    """Daemon → agent: the notebook's connection is lost; it may come back."""
 
 
 class NotebookAttached(AgentMessage):
-    """Daemon → agent: the notebook is there again."""
+    """Daemon → agent: the notebook is connected again."""
 
 
 class NotebookReplaced(AgentMessage):
-    """Daemon → agent: another notebook is there, which knows nothing yet; all that the first one was told is told again."""
+    """Daemon → agent: another notebook has taken over.
+
+    The agent repeats everything that it sent to the first one.
+    """
 
 
 class Follow(AgentMessage):
-    """Notebook → agent: tell over the link what these ranks show in the present run, or the last one."""
+    """Notebook → agent: send over the link the output of these ranks in the current run, or in the
+    last one.
+    """
 
     shown: dict[str, int]
-    """Rank → number of the last content that was shown already; 0 for none."""
+    """Rank → number of the last content that the notebook has already shown; 0 for none."""
 
 
 class FollowedOutput(AgentMessage):
-    """Agent → notebook that follows: what a rank shows, as it stands on iopub for the notebook that began the run."""
+    """Agent → notebook that follows a run: output of a rank, as published on iopub for the notebook
+    that started the run.
+    """
 
     rank: int
     content: dict[str, Any]
 
 
 class RunElsewhere(AgentMessage):
-    """Notebook → agent: a run without ranks of this node has begun or is over; until then the pool is not idle."""
+    """Notebook → agent: a run that uses no rank of this node has started or finished; meanwhile the
+    pool is not idle.
+    """
 
     run: int
     busy: bool
 
 
 class PoolEnded(AgentMessage):
-    """Agent → notebook: a timeout is over, or somebody else has ended the pool; everything on the node is being ended."""
+    """Agent → notebook: a timeout expired, or the pool was ended from elsewhere; the agent is
+    ending everything on the node.
+    """
 
     reason: str
-    """The rest of a sentence about the pool: "ended after 1h without a cell"."""
+    """Predicate of a sentence about the pool: "ended after 1h without a cell"."""
 
 
 class ControllerUp(AgentMessage):
@@ -281,23 +318,29 @@ class AgentFailed(AgentMessage):
 
 
 class AgentProblem(AgentMessage):
-    """Agent → notebook: what went wrong on the node, and what it cost; the node continues."""
+    """Agent → notebook: something went wrong on the node, with its consequences; the node
+    continues.
+    """
 
     text: str
 
 
 class RankForked(AgentMessage):
-    """Forkserver → agent → notebook: the rank's process exists; its engine registers under this identity."""
+    """Forkserver → agent → notebook: the rank's process exists; its engine registers under this
+    identity.
+    """
 
     rank: int
     pid: int
     ident: str
     started: int = 0
-    """In the system's ticks: what tells it from a later process of that number; 0 where the system does not tell."""
+    """Start time in the system's ticks, which distinguishes the process from a later one with the
+    same pid; 0 if the system does not report it.
+    """
 
 
 class ChildExited(AgentMessage):
-    """Forkserver → agent: a process that it forked has ended."""
+    """Forkserver → agent: one of its child processes has ended."""
 
     pid: int
     status: int
@@ -305,7 +348,7 @@ class ChildExited(AgentMessage):
 
 
 class RankReady(AgentMessage):
-    """Rank → agent → notebook: registered, plugins' hooks done."""
+    """Rank → agent → notebook: the rank is registered and its plugins' hooks have run."""
 
     rank: int
 
@@ -325,7 +368,7 @@ class RankExited(AgentMessage):
     rank: int
     pid: int
     status: int | None
-    """Exit code; negative for a signal; None if nobody could tell."""
+    """Exit code; negative for a signal; None if unknown."""
     expected: bool
     out_of_memory: bool = False
     tail: str = ""
@@ -333,18 +376,20 @@ class RankExited(AgentMessage):
 
 
 class InterruptionNotice(AgentMessage):
-    """Agent → notebook → other agents, and agent → ranks: a machine will be taken away, or may be."""
+    """Agent → notebook → other agents, and agent → ranks: a machine will or may be reclaimed."""
 
     node: int
     ranks: tuple[int, ...]
     """Ranks of that machine."""
     reason: str
     at: float | None = None
-    """When, in seconds since 1970; None for a recommendation to leave it, of which no hook is told."""
+    """Time of the interruption in seconds since 1970; None for a mere recommendation to leave the
+    machine, which is not passed to hooks.
+    """
 
 
 class HookSet(AgentMessage):
-    """Rank → agent: whether it has an `on_interruption` hook from now on."""
+    """Rank → agent: report if the rank now has an `on_interruption` hook."""
 
     rank: int
     there: bool
@@ -359,23 +404,25 @@ class HookEnded(AgentMessage):
 
 
 class BeginOutput(AgentMessage):
-    """Rank → agent: what this rank prints from now on belongs to this request."""
+    """Rank → agent: attribute everything that this rank prints from now on to this request."""
 
     rank: int
     parent: dict[str, Any]
     """The header of Jupyter's request, under which output is published."""
     visible: bool
-    """Whether it reaches the notebook, or the log only."""
+    """True if the output reaches the notebook, False for the log only."""
     limit: int
-    """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
+    """Most bytes of text that may reach the screen at once; beyond that it is paced, and only the
+    log is complete.
+    """
     cell: int = 0
-    """The cell's number in the notebook, for the log; 0 for what is no cell."""
+    """Number of the cell in the notebook, for the log; 0 if the request is not a cell."""
     run: int = 0
-    """The pool's number of the run; 0 for what is none."""
+    """Number of the run in the pool; 0 if the request is not a run."""
 
 
 class Publish(AgentMessage):
-    """Rank → agent: rich output, to be put after all text written before it."""
+    """Rank → agent: rich output, to be placed after all text written before it."""
 
     rank: int
     kind: str
@@ -383,7 +430,7 @@ class Publish(AgentMessage):
 
 
 class Reported(AgentMessage):
-    """Rank → agent: numbers that the cell has reported since the last such message (`wire.metrics`)."""
+    """Rank → agent: numbers that the cell reported since the last such message (`wire.metrics`)."""
 
     rank: int
     batches: tuple[dict[str, Any], ...]
@@ -396,9 +443,12 @@ class EndOutput(AgentMessage):
 
 
 class Published(AgentMessage):
-    """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
+    """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after
+    it.
+    """
 
 
-MAX_LINE = 256 << 20  # lines are this long because rich output (figures, tables) travels in a line
+# Rich output (figures, tables) travels in a line, so lines may be this long.
+MAX_LINE = 256 << 20
 CODEC: Codec[AgentMessage] = Codec(*AgentMessage.__subclasses__(), max_line=MAX_LINE)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

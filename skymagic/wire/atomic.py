@@ -1,4 +1,6 @@
-"""Files that the user alone can read, replaced atomically: a concurrent reader sees the old content or the new."""
+"""Private files that are replaced atomically: a concurrent reader sees either the old or the new
+content.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,17 @@ OTHERS_WRITE = 0o022
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that only the user can change, made where it is missing; every folder from ``skymagic`` down to it too.
+    """Create a folder that only the user can change, and return it.
 
-    ``mkdir(mode, parents=True)`` gives the mode to the last folder alone: with umask 002 a group could rename the ones above it.
+    Every folder from ``skymagic`` down is made private too: ``mkdir(mode, parents=True)`` applies
+    the mode to the last folder only, and with umask 002 a group could rename those above it.
 
     Raises:
-        OSError: it cannot be made, or one of these folders belongs to another user.
+        OSError: it cannot be created, or one of these folders belongs to another user.
     """
     folders = [*reversed(path.parents), path]
-    # the last folder of this name: a checkout of skymagic may be above it, which is not ours to change
+    # Start at the last folder of this name: a checkout of skymagic may lie above it, and its
+    # permissions are not ours to change.
     first = max(
         (n for n, folder in enumerate(folders) if folder.name in OWN_NAMES), default=len(folders)
     )
@@ -35,7 +39,11 @@ def private_folder(path: Path) -> Path:
 
 
 def _take(folder: Path) -> None:
-    """Let nobody else write to a folder of the user's."""
+    """Take write permission on a folder away from all other users.
+
+    Raises:
+        PermissionError: the folder belongs to another user.
+    """
     status = folder.stat()
     if status.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user (uid {status.st_uid})")
@@ -44,7 +52,7 @@ def _take(folder: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file is the user's own, and nobody else can write to it."""
+    """Return True if a regular file belongs to the user and no other user can write to it."""
     try:
         status = path.lstat()
     except OSError:
@@ -57,13 +65,13 @@ def is_private(path: Path) -> bool:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file's content; its folder is made private to the user.
+    """Replace a file's content, in a folder that is private to the user.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; the old content stays.
     """
     private_folder(path.parent)
-    # other processes and threads may write the same file now
+    # Other processes and threads may be writing the same file.
     part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
     try:
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
@@ -74,13 +82,18 @@ def write(path: Path, content: bytes) -> None:
 
 
 def state_folder(kind: str) -> Path:
-    """Where what outlives a notebook is, for the user alone: ``pools``, ``logs``, ``costs``, …"""
+    """Return the user's private folder for state that outlives a notebook: ``pools``, ``logs``,
+    ``costs``, …
+    """
     from platformdirs import user_state_path
 
     return user_state_path("skymagic") / kind
 
 
 def keep(path: Path, content: bytes) -> None:
-    """The same as `write`, for what is a hint alone: a home that cannot be written, or a full disk, keeps nothing."""
+    """Write a file that is only a hint.
+
+    Errors are ignored, such as a full disk or a read-only home.
+    """
     with contextlib.suppress(OSError):
         write(path, content)

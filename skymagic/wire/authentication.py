@@ -1,7 +1,8 @@
-"""Connections before their sender is known: how many may wait, for how long, and a handshake for those that are not encrypted.
+"""Connections from senders that are not authenticated yet: limits, and a handshake without TLS.
 
-Challenge and response with HMAC-SHA256 (as CRAM-MD5, RFC 2195): the secret itself is never sent, and an answer is worthless the next
-time. Both ends add what the answer is for, so that it is worthless at another address too::
+Challenge and response with HMAC-SHA256 (as CRAM-MD5, RFC 2195): the secret itself is never sent,
+and an answer cannot be replayed. Both ends mix in the purpose, so that an answer is worthless at
+another address too::
 
     verifier → prover    a nonce, 32 random bytes
     verifier ← prover    HMAC-SHA256(secret, purpose, nonce)
@@ -21,21 +22,28 @@ from typing import Any
 
 NONCE_BYTES = PROOF_BYTES = 32
 NO_DESCRIPTOR_PAUSE = 0.1
-"""Seconds after an accept that failed: when no descriptor is left, accept(2) fails at once, as often as it is called."""
+"""Seconds to wait after a failed accept.
+
+While no file descriptor is free, accept(2) fails immediately every time.
+"""
 
 
 class Door:
-    """A listener's connections, each served on a thread; those whose senders are not known yet are bounded.
+    """Accept a listener's connections, each on its own thread, with a limit on unauthenticated
+    ones.
 
-    A new connection displaces the oldest one when there are too many. A sender who has the secret shows it within milliseconds, so that
-    strangers who hold connections do not keep it out. `bootstrap.copying` sends this class as text: it needs the standard library alone.
+    A new connection displaces the oldest one when there are too many. A sender with the secret
+    proves it within milliseconds, so strangers who hold connections open cannot keep it out.
+    `bootstrap.copying` sends this class as source text, so it needs nothing but the standard
+    library.
 
     Args:
-        serve: called on the connection's thread, and takes it over: with TLS once the sender has shown the certificate, without it at once,
-            and then the sender counts as unknown until this returns. It may raise OSError or ValueError.
-        context: of TLS; None for connections that are not encrypted.
-        most: how many there may be; each has a thread and a descriptor.
-        seconds: for which each waits for what the sender shows.
+        serve: takes over the connection, on the connection's thread. With TLS it is called once the
+            sender has presented the certificate. Without TLS it is called at once, and the sender
+            counts as unauthenticated until it returns. May raise OSError or ValueError.
+        context: TLS settings; None for connections that are not encrypted.
+        most: limit on unauthenticated connections; each takes a thread and a descriptor.
+        seconds: time that each sender has to authenticate.
     """
 
     def __init__(
@@ -48,13 +56,14 @@ class Door:
     ) -> None:
         self._listener, self._serve, self._context = listener, serve, context
         self._most, self._seconds = most, seconds
-        self._unknown: dict[socket.socket, None] = {}  # the oldest first
+        self._unknown: dict[socket.socket, None] = {}  # oldest first
         self._lock = threading.Lock()
 
     def accept(self) -> None:
-        """Accept a connection; where there is none, nothing happens.
+        """Accept a pending connection, if any.
 
-        If descriptors ran out, the older half of the unknown connections is closed, and this takes 0.1 s.
+        If descriptors have run out, close the older half of the unauthenticated connections and
+        pause for 0.1 s.
         """
         try:
             sock, _ = self._listener.accept()
@@ -67,14 +76,14 @@ class Door:
             return
         except OSError:
             self._close_oldest((len(self._unknown) + 1) // 2)
-            time.sleep(0.1)  # NO_DESCRIPTOR_PAUSE, which is not in the text that is sent
+            time.sleep(0.1)  # NO_DESCRIPTOR_PAUSE, which the source text sent does not include
             return
         with self._lock:
             self._unknown[sock] = None
         self._close_oldest(len(self._unknown) - self._most)
         try:
             threading.Thread(target=self._answer, args=(sock,), daemon=True).start()
-        except RuntimeError:  # no thread is left
+        except RuntimeError:  # the system has no thread left
             self._known(sock)
             sock.close()
 
@@ -100,14 +109,17 @@ class Door:
                 del self._unknown[sock]
         for sock in oldest:
             with contextlib.suppress(OSError):
-                # its thread sees its end, and closes it: the descriptor is not another one's before
+                # Its thread sees the end of the stream and closes the socket. Closing it here could
+                # free the descriptor for another connection while the thread still uses it.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def accept_ready(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection that a selector has announced. None: it is gone again, or no descriptor is left.
+    """Accept a connection announced by a selector; return None if it is gone or no descriptor is
+    free.
 
-    In the latter case the selector announces it again at once: a pause here keeps its loop from taking a whole core.
+    Without a free descriptor the selector announces the connection again at once. The pause keeps
+    the caller's loop from using a whole core.
     """
     try:
         return listener.accept()[0]
@@ -119,22 +131,27 @@ def accept_ready(listener: socket.socket) -> socket.socket | None:
 
 
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """The connections to a listener, until that is closed; where no descriptor is left, it tries again."""
+    """Yield a listener's connections until it is closed; retry while no descriptor is free."""
     while listener.fileno() >= 0:
         if (sock := accept_ready(listener)) is not None:
             yield sock
 
 
-# -- challenge and response --------------------------------------------------------------------------------------------
+# -- challenge and response -----------------------------------------------------------------------
 
 
 def proof(secret: str, purpose: str, nonce: bytes) -> bytes:
-    """What shows that a sender has the secret, to who has sent the nonce."""
+    """Return the proof that a sender knows the secret, in reply to a nonce."""
     return hmac.digest(secret.encode(), purpose.encode() + b"\0" + nonce, "sha256")
 
 
 def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bool:
-    """Challenge the other end; whether it has the secret. Raises OSError, TimeoutError after `seconds` in all."""
+    """Challenge the other end and return True if it knows the secret.
+
+    Raises:
+        OSError: the connection failed.
+        TimeoutError: the answer took more than `seconds` in all.
+    """
     nonce = secrets.token_bytes(NONCE_BYTES)
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)
@@ -143,12 +160,16 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
 
 
 def exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """So many bytes, or fewer where the other end closes. A deadline for all of them: each piece has a timeout of its own."""
+    """Read exactly `nbytes` bytes, or fewer if the other end closes.
+
+    The deadline holds for all of them together; a socket's own timeout would start again with each
+    piece.
+    """
     data = b""
     while len(data) < nbytes:
-        if (left := deadline - time.monotonic()) <= 0:
+        if (remaining := deadline - time.monotonic()) <= 0:
             raise TimeoutError("the other end takes too long")
-        sock.settimeout(left)
+        sock.settimeout(remaining)
         if not (piece := sock.recv(nbytes - len(data))):
             break
         data += piece

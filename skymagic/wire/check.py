@@ -1,4 +1,4 @@
-"""The protocol of checking a node: its GPUs, its kernel's log, its disk and its clock.
+"""Protocol for checking a node: its GPUs, its kernel's log, its disk and its clock.
 
 notebook                                  node
 SurveyNode                           →
@@ -12,7 +12,7 @@ from __future__ import annotations
 from skymagic.wire.codec import Codec, FrozenMessage
 
 GPU_FIELDS = ("index", "name", "driver_version", "ecc.errors.uncorrected.volatile.total")
-"""What nvidia-smi is asked for, in this order."""
+"""Fields queried from nvidia-smi, in this order."""
 
 
 class CheckMessage(FrozenMessage):
@@ -24,12 +24,12 @@ class SurveyNode(CheckMessage):
 
 
 class NodeSurvey(CheckMessage):
-    """State of a node, as its own programs report it."""
+    """State of a node, as reported by its own programs."""
 
     gpus: str = ""
-    """What nvidia-smi lists, a line of `GPU_FIELDS` for each GPU; "" if there is no nvidia-smi."""
+    """Output of nvidia-smi, one line of `GPU_FIELDS` per GPU; "" if nvidia-smi is not installed."""
     complaint: str = ""
-    """What nvidia-smi printed instead of a list."""
+    """Output of nvidia-smi when it is not a list of GPUs."""
     kernel_log: list[str] | None = None
     """Lines of the kernel's log about GPU errors (Xid); None if this user may not read it."""
     disk_free: int = 0

@@ -1,10 +1,11 @@
-"""The message codec of all protocols, and what carries them: lines of JSON, with raw bytes behind a message where its type says so.
+"""Message codec of all protocols: lines of JSON, followed by raw bytes if the message type has a
+payload.
 
     ["Kind",{"field":value,…}]⏎                   a message
     ["Kind",{"field":value,…,"nbytes":n}]⏎ n bytes  a message with a payload (`WithPayload`)
 
-JSON and no pickle: what comes can become one of the protocol's types, holding plain values, and nothing else. Lines
-rather than length prefixes, because a login shell may print lines of its own before the first message.
+JSON rather than pickle: input can only become one of the protocol's types, holding plain values.
+Lines rather than length prefixes, because a login shell may print lines before the first message.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class FrozenMessage:
-    """Base of a protocol's messages: makes each class below it a dataclass that mypy takes for a frozen one.
+    """Base of a protocol's messages; makes each subclass a dataclass, which mypy treats as frozen.
 
-    Each process that speaks a protocol makes all of its classes as it starts, and a frozen one takes three times as long to make.
+    The dataclasses are not really frozen: each process creates all classes of its protocol at
+    startup, and a frozen one takes three times as long to create.
     """
 
     def __init_subclass__(cls) -> None:
+        # not frozen=True, which takes three times as long at startup; mypy still checks it
         dataclass(eq=False)(cls)
 
     def __eq__(self, other: object) -> bool:
@@ -35,17 +38,17 @@ class FrozenMessage:
 
 
 class WithPayload:
-    """Base of messages that `nbytes` raw bytes follow."""
+    """Base of messages followed by `nbytes` raw bytes."""
 
     nbytes: int
 
 
 class Codec(Generic[M]):
-    """Encodes and decodes the messages of one protocol.
+    """Encoder and decoder for the messages of one protocol.
 
     Args:
-        kinds: the dataclasses that the protocol consists of.
-        max_line: bytes of the longest line accepted.
+        kinds: the protocol's dataclasses.
+        max_line: length in bytes of the longest line accepted.
         max_payload: most bytes that may follow a message.
         check: raises ValueError for a message whose values must not be trusted.
     """
@@ -60,23 +63,28 @@ class Codec(Generic[M]):
         self.max_line, self._max_payload, self._check = max_line, max_payload, check
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._tuples = {
-            kind.__name__: [one.name for one in fields(kind) if str(one.type).startswith("tuple[")]
+            kind.__name__: [
+                attribute.name
+                for attribute in fields(kind)
+                if str(attribute.type).startswith("tuple[")
+            ]
             for kind in kinds
         }
 
     def encode(self, message: M, payload: bytes = b"") -> bytes:
-        """The message as one line, newline included, and the bytes that follow it."""
+        """Return the message as one line, newline included, followed by its payload."""
         line = _to_json([type(message).__name__, vars(message)]).encode() + b"\n"
         return line + payload if payload else line
 
     def decode(self, line: bytes) -> M:
-        """The message that a line holds.
+        """Return the message in a line.
 
         Raises:
-            ValueError: the line is no message of this version, or `check` refuses it.
+            ValueError: the line is not a message of this version, or `check` refuses it.
         """
         try:
             kind, values = json.loads(line)
+            # JSON has no tuples
             for name in self._tuples[kind]:
                 if name in values:
                     values[name] = tuple(values[name])
@@ -91,14 +99,14 @@ class Codec(Generic[M]):
         return message  # type: ignore[no-any-return]
 
     def decoder(self, *, noise: bool = False) -> Decoder[M]:
-        """Cuts a stream of bytes into messages; `noise` as in `Decoder`."""
+        """Return a decoder that cuts a stream of bytes into messages; `noise` as in `Decoder`."""
         return Decoder(self, noise)
 
     def first(self, data: bytes, *, noise: bool = False) -> tuple[M, bytes] | None:
-        """The first message in what has come so far, and the bytes after it; None if it has not come yet.
+        """Return the first message in the data and the bytes after it, or None if it is incomplete.
 
         Raises:
-            ValueError: it is no message, or none came in `max_line` bytes.
+            ValueError: it is not a message, or none was found in `max_line` bytes.
         """
         decoder, start = self.decoder(noise=noise), 0
         while end := data.find(b"\n", start) + 1:
@@ -112,14 +120,14 @@ class Codec(Generic[M]):
     def messages(
         self, read: Callable[[], bytes], *, noise: bool = False
     ) -> Iterator[tuple[M, bytes | memoryview]]:
-        """Messages of a stream, each with its whole payload.
+        """Yield the messages of a stream, each with its whole payload.
 
         Args:
-            read: bytes that have come, at least one; b"" at the end.
+            read: returns the bytes available, at least one; b"" at the end.
 
         Raises:
             EOFError: the stream ended.
-            ValueError: a line is no message.
+            ValueError: a line is not a message.
         """
         decoder = self.decoder(noise=noise)
         message: Any = None
@@ -138,29 +146,30 @@ class Codec(Generic[M]):
 
 
 def payload_size(message: Any) -> int:
-    """Bytes that follow a message."""
+    """Return the number of bytes that follow a message."""
     if not isinstance(message, WithPayload):
         return 0
     return message.nbytes if isinstance(message.nbytes, int) else -1
 
 
 class Decoder(Generic[M]):
-    """Cuts a stream of bytes into messages and the raw bytes behind them.
+    """Cut a stream of bytes into messages and the raw bytes behind them.
 
-    With `noise` it skips lines that do not look like messages until the first message: a login shell may print what it likes.
+    With `noise`, lines before the first message that do not look like messages are skipped: a login
+    shell may print anything.
     """
 
     def __init__(self, codec: Codec[M], noise: bool = False) -> None:
         self._codec, self._noise = codec, noise
         self._line: list[bytes] = []
         self._size = 0
-        self._missing = 0  # bytes of a payload that have not come
+        self._missing = 0  # bytes of a payload still to be read
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Messages that are complete with these bytes, and views of payloads as far as they have come.
+        """Yield the messages that these bytes complete, and views of payloads as they arrive.
 
         Raises:
-            ValueError: a line is too long or no message.
+            ValueError: a line is too long or not a message.
         """
         view, start = memoryview(data), 0
         while start < len(data):
@@ -179,6 +188,7 @@ class Decoder(Generic[M]):
                 return
             line, self._line, self._size = b"".join(self._line), [], 0
             start = end + 1
+            # anything else before the first message is output of a login shell
             if line.startswith(b'["') or (line and not self._noise):
                 message = self._codec.decode(line)
                 self._noise = False
@@ -193,29 +203,38 @@ class Transport(Protocol):
     """A pair of byte streams to an agent, made by a provider."""
 
     def read(self) -> bytes:
-        """Bytes that have come, at least one; b"" at the end. Called by the link's thread only."""
+        """Return the bytes available, at least one; b"" at the end.
+
+        Called by the link's thread only.
+        """
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send all of these bytes; raises OSError when the other end is gone."""
+        """Send all of these bytes; raise OSError if the other end is gone."""
 
     def complaint(self) -> str:
-        """What the other end said before it could speak the protocol: a traceback, a shell's error; else ""."""
+        """Return what the other end printed before it could speak the protocol (a traceback, a
+        shell's error), or "".
+        """
 
     def close(self) -> None:
-        """Close the link and wait until the agent has ended (or end it); twice is safe."""
+        """Close the link and wait until the agent has ended, or end it. Safe to call twice."""
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """`os.write` until everything is written: it may write a part only."""
+    """Call `os.write` until everything is written, because one call may write only a part."""
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def read_line(descriptor: int) -> bytes:
-    """One line, newline included; read byte by byte, for what follows belongs to another reader. Ends the process at an early end."""
+    """Read one line, newline included. Exits the process if the stream ends first.
+
+    Reads byte by byte, because everything after the line belongs to another reader.
+    """
     line = b""
     while not line.endswith(b"\n"):
+        # not more: the bytes behind the line belong to another reader
         byte = os.read(descriptor, 1)
         if not byte:
             raise SystemExit(0)

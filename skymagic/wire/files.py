@@ -1,4 +1,4 @@
-"""The protocol of copying files between the notebook and a process on a node: requests, replies, and files in chunks.
+"""Protocol for copying files between the notebook and a process on a node.
 
 notebook                                     node
 Stat, List, Hash, Compare           →
@@ -8,7 +8,8 @@ Write, (FileStart, (FileChunk | FilePiece)…)…, EndOfFiles →
 Include (in a Write, of a Compare)  →
                                     ←   Included
 SendFiles                           →
-                                    ←   (FileStart, (FileChunk | FilePiece)… | FileFailed)…, EndOfFiles, SendFilesReply
+                                    ←   (FileStart, (FileChunk | FilePiece)… | FileFailed)…,
+                                        EndOfFiles, SendFilesReply
 Cancel                              →   the reply comes early, and is incomplete
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 CHUNK = 1 << 20
-"""Most bytes after one message, and most that are written at once."""
+"""Most bytes after one message, and most bytes written at once."""
 
 
 class FileMessage(FrozenMessage):
@@ -28,13 +29,15 @@ class FileMessage(FrozenMessage):
 
 
 class Stat(FileMessage):
-    """What is at this path?"""
+    """Ask for the kind of file at a path."""
 
     path: str
 
 
 class StatReply(FileMessage):
-    """The path in full, and what is there: "file", "folder" or ""; or why the path means nothing."""
+    """Absolute path and the kind of file there: "file", "folder" or ""; or the reason why the path
+    is invalid.
+    """
 
     path: str = ""
     kind: str = ""
@@ -42,11 +45,11 @@ class StatReply(FileMessage):
 
 
 class List(FileMessage):
-    """List a source; later requests mean its entries by their numbers."""
+    """List a source; later requests refer to its entries by number."""
 
     path: str
     follow: bool
-    """Whether links that lead out of it are followed."""
+    """Follow links that lead out of the source."""
 
 
 class ListReply(FileMessage):
@@ -62,17 +65,21 @@ class Hash(FileMessage):
 
 
 class HashReply(FileMessage):
-    """The digest of each (`files.transfer.pieces`); "" for one that cannot be read."""
+    """Digest of each file (`files.transfer.pieces`); "" if it cannot be read."""
 
     hashes: list[str]
 
 
 class Compare(FileMessage):
-    """Compare these entries, which come from `tops` on the machine `origin`, with what is in the folder `base`."""
+    """Compare these entries, which come from `tops` on the machine `origin`, with the contents of
+    the folder `base`.
+    """
 
     base: str
     columns: list[list[Any]]
-    """Columns of the entries, each as `Entry.plain`: what is alike stands together, and is deflated well."""
+    """Columns of the entries, each as `Entry.plain`: similar values are adjacent, and compress
+    well.
+    """
     tops: list[dict[str, Any]]
     contents: bool
     origin: str
@@ -80,13 +87,14 @@ class Compare(FileMessage):
 
 
 class CompareReply(FileMessage):
-    """What must be done, by numbers of entries.
+    """Actions required, by entry number.
 
     Attributes:
         want: files to be sent.
-        ask: files of the same size and another time: their digests tell.
-        there: pairs of a number and what `PresentPieces` says: of all files to ask for, and of large ones to be sent.
-        problems: why it cannot be done.
+        ask: files with the same size but another time; their digests decide.
+        there: pairs of a number and a `PresentPieces` text, for all files in `ask` and for large
+            files in `want`.
+        problems: reasons why it cannot be done.
     """
 
     want: list[int]
@@ -96,14 +104,16 @@ class CompareReply(FileMessage):
 
 
 class Write(FileMessage):
-    """Files come that the last `Compare` named: these by number; those in `equal` need only their times."""
+    """Announce the files of the last `Compare` that follow, by number; those in `equal` need only
+    their times set.
+    """
 
     want: list[int]
     equal: list[int]
 
 
 class WriteReply(FileMessage):
-    """How many files were written and removed, what went wrong, and how many bytes have come."""
+    """Numbers of files written and removed, problems, and the number of bytes received."""
 
     files: int
     removed: int
@@ -116,56 +126,60 @@ class SendFiles(FileMessage):
 
     numbers: list[int]
     pieces: list[str]
-    """What is here of each, as in `CompareReply.there`."""
+    """Pieces of each file that the notebook already has, as in `CompareReply.there`."""
 
 
 class SendFilesReply(FileMessage):
-    """All files were sent."""
+    """End of the files requested by `SendFiles`."""
 
 
 class Include(FileMessage):
-    """What comes next is in this file of the node's store, which is the folder `store`."""
+    """Read the next frames from this file in `store`, the folder of the node's store."""
 
     store: str
     name: str
     deflated: bool
-    """Whether the file is to be inflated first; by zlib, at once."""
+    """Inflate the file first, in one go, with zlib."""
 
 
 class Included(FileMessage):
-    """All that is in the file was taken."""
+    """Acknowledge that the whole file was read."""
 
 
 class Cancel(FileMessage):
-    """Come to an end with what you are doing."""
+    """Stop the current operation early."""
 
 
 class DiskFull(FileMessage):
-    """Nothing more can be written: send no more."""
+    """The disk is full; stop sending."""
 
 
 class FileStart(FileMessage, WithPayload):
-    """A file begins, with its first bytes; small ones are whole with it."""
+    """Start of a file with its first bytes; small files fit whole."""
 
     number: int
     mtime: int
-    """Nanoseconds; from before the file was read, so that a later change shows."""
+    """Modification time in nanoseconds, read before the file's content, so that a later change
+    shows.
+    """
     size: int
-    """Bytes of the file: the receiver takes no more."""
+    """Size of the file in bytes; the receiver accepts no more."""
     last: bool
-    """Whether these are all of its bytes."""
+    """True if these are all of its bytes."""
     nbytes: int
 
 
 class FileChunk(FileMessage, WithPayload):
-    """More bytes of the file."""
+    """Next bytes of the file."""
 
     last: bool
     nbytes: int
 
 
 class FilePiece(FileMessage):
-    """The next bytes of the file are a piece that is there: its number, and its xxh3-128 in hex."""
+    """Reference to a piece that the receiver has, in place of the file's next bytes: its number,
+    and its xxh3-128 in hex.
+    """
 
     number: int
     digest: str
@@ -180,19 +194,19 @@ class FileFailed(FileMessage):
 
 
 class EndOfFiles(FileMessage):
-    """No more files come."""
+    """End of the files."""
 
 
 FilePart = FileStart | FileChunk | FilePiece | FileFailed
 CODEC: Codec[FileMessage] = Codec(
     *FileMessage.__subclasses__(), max_line=1 << 30, max_payload=CHUNK
 )
-"""The listing of a million files is a tenth of the longest line."""
+"""The listing of a million files takes a tenth of the longest line."""
 encode, messages = CODEC.encode, CODEC.messages
 
 
 def joined(frames: Iterable[bytes]) -> Generator[bytes, None, None]:
-    """The same bytes in fewer pieces: small ones are put together."""
+    """Yield the same bytes in fewer pieces, by joining small ones."""
     waiting: list[bytes] = []
     size = 0
     for frame in frames:

@@ -1,7 +1,7 @@
 """Numbers that ranks report, as rows of doubles, packed for the wire.
 
-Each set of names has rows of its own: ``seconds`` since the cell began on its rank, ``step``, ``total`` (NaN where it was not
-given), then a double for each name.
+Each set of names has a separate table: ``seconds`` since the cell started on its rank, ``step``,
+``total`` (NaN if it was not given), then a double for each name.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ Names = tuple[str, ...]
 Rows = dict[Names, "array[float]"]
 SECONDS, STEP, TOTAL = range(3)
 FIXED = 3
-"""Columns before those of the names."""
+"""Number of columns before those of the names."""
 USAGE: Names = tuple(
     f"skymagic.{name}"
     for name in ("node", "waited", "stepped", "memory", "held", "gpu_memory", "gpu_use")
 )
-"""Names of rows that a rank sends of its own accord: what may slow it down (`runtime.usage`)."""
+"""Names of the rows about a rank's resource use that it sends unasked (`runtime.usage`)."""
 
 _IMPORTING = "skymagic.importing."
 
 
 def import_names(module: str) -> Names:
-    """Return the names of a row that says which module a rank is importing; "" when that is over."""
+    """Return the names of a row that reports which module a rank is importing; "" when the import
+    is over.
+    """
     return (f"{_IMPORTING}{module}",)
 
 
@@ -37,20 +39,25 @@ def imported_module(names: Names) -> str | None:
 
 
 def only_imports(batches: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if all that was sent says which module is being imported."""
+    """Return True if all batches report imports."""
     return all(imported_module(tuple(batch["names"])) is not None for batch in batches)
 
 
 def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:
-    """As plain values. Base64, for JSON has no NaN, and the text of a double takes longer than a step of some trainings."""
+    """Return the rows as plain values.
+
+    They are encoded in base64, because JSON has no NaN and formatting a double as text takes longer
+    than a step of some trainings.
+    """
     return tuple(
-        {"names": list(names), "rows": base64.b64encode(found.tobytes()).decode()}
-        for names, found in rows.items()
+        # bytes rather than numbers: JSON has no NaN, and formatting doubles is slow
+        {"names": list(names), "rows": base64.b64encode(table.tobytes()).decode()}
+        for names, table in rows.items()
     )
 
 
 def unpacked(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Names, array[float]]]:
-    """What `packed` gave."""
+    """Yield the names and rows of batches made by `packed`."""
     for batch in batches:
         rows = array("d")
         rows.frombytes(base64.b64decode(batch["rows"]))

@@ -1,4 +1,4 @@
-"""The protocol of notebook jobs: what a pool's head is to execute, and how far it has come.
+"""Protocol of notebook jobs: the notebook that a pool's head executes, and its progress.
 
 client → head   ExecuteNotebook
 head → client   LogText…, NotebookState
@@ -19,9 +19,11 @@ class ExecuteNotebook(NotebookMessage):
     """Execute a notebook (nbformat 4) with papermill.
 
     Attributes:
-        folder, output: where its kernel runs, and the executed notebook; may begin with ``~``.
+        folder: working folder of its kernel; may begin with ``~``.
+        output: path of the executed notebook; may begin with ``~``.
         env: environment variables for its kernel.
-        pool_files: name → content in base 64 of files by which the kernel finds the pool; empty if the head has them.
+        pool_files: name → content in base64 of the files that describe the pool to the kernel;
+            empty if the head has them.
     """
 
     notebook: dict[str, Any]
@@ -39,12 +41,13 @@ class LogText(NotebookMessage):
 
 
 class NotebookState(NotebookMessage):
-    """State of the last job on a pool: ``none``, ``refused``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``.
+    """State of the last job on a pool: ``none``, ``refused``, ``running``, ``done``, ``failed``,
+    ``stopped`` or ``lost``.
 
     Attributes:
-        problem: why it was refused, failed or could not continue.
-        process, machine: the job's process (`wire.record.identity`), and where it runs.
-        shown: which runs of the pool were delivered to it (`pool.keys.DisplayRecord`).
+        problem: reason why it was refused, failed or could not continue.
+        process, machine: the job's process (`wire.record.identity`) and its machine.
+        shown: the pool's runs that were delivered to it (`pool.keys.DisplayRecord`).
     """
 
     status: str

@@ -1,7 +1,9 @@
-"""Processes: which module one starts in another, how one is signalled that is known by its number alone, and how one ended, in words.
+"""Processes: the modules that they start in one another, signals by pid, and exit statuses in
+words.
 
-``python -m`` runs the first nine modules, each in a process of its own; a rank is forked, and what it runs is imported there.
-`tests/test_house.py` reads this table of process boundaries, which no import shows: no other module names one of ours in a string.
+``python -m`` runs each of the first nine modules in a separate process. A rank is forked and
+imports its module after that. `tests/test_house.py` reads this table of process boundaries, which
+imports do not show: no other module names one of skymagic's modules in a string.
 """
 
 from __future__ import annotations
@@ -17,44 +19,54 @@ if TYPE_CHECKING:
     from skymagic.wire.agent import RankExited
 
 AGENT = "skymagic.kernels.agent.agent"
-"""A node's agent on this machine: started by the notebook (`providers.local`)."""
+"""A node's agent on this machine; started by the notebook (`providers.local`)."""
 ATTACH = "skymagic.kernels.daemon.attach"
-"""The way to a node's daemon, which keeps its agent: started over each SSH connection (`providers.ssh`)."""
+"""Connection to a node's daemon, which keeps its agent; started over each SSH connection
+(`providers.ssh`).
+"""
 READERS_ONLY = "--read"
-"""Its first argument where it leads past the daemon, to the agent, for those who only read logs (`api.logs`)."""
+"""First argument of `ATTACH` to bypass the daemon and connect to the agent, for readers of logs
+(`api.logs`).
+"""
 HOLDER = "SKYMAGIC_HOLDER"
-"""The environment variable that names the folder of a node's holder, which starts daemons (`kernels.daemon.attach`)."""
+"""Environment variable with the folder of a node's holder, which starts daemons
+(`kernels.daemon.attach`).
+"""
 SITE = "SKYMAGIC_SITE"
-"""The environment variable of a holder that has run a site's prologue, whose PATH daemons have as well."""
+"""Environment variable of a holder that has run a site's prologue; daemons inherit its PATH."""
 CONTROLLER = "skymagic.kernels.agent.controller"
-"""ipyparallel's controller: started by the head's agent."""
+"""ipyparallel's controller; started by the head's agent."""
 VALUES = "skymagic.kernels.store.server"
-"""A node's value server: started by the notebook (`pool.resources`)."""
+"""A node's value server; started by the notebook (`pool.resources`)."""
 FILES = "skymagic.kernels.files"
-"""A node's end of copying files: started by the notebook, once for each copy (`pool`)."""
+"""A node's end of a file copy; started by the notebook, once for each copy (`pool`)."""
 CHECK = "skymagic.kernels.check"
-"""A node's end of a check: started by the notebook, once for each check (`cluster.checking`)."""
+"""A node's end of a check; started by the notebook, once for each check (`cluster.checking`)."""
 NOTEBOOK = "skymagic.kernels.daemon.notebook"
-"""Notebook jobs on a pool's head: started by the client, once for each request (`api.notebooks`)."""
+"""Notebook jobs on a pool's head; started by the client, once for each request (`api.notebooks`).
+"""
 NOTEBOOK_JOB = "SKYMAGIC_NOTEBOOK_JOB"
-"""The environment variable that names the folder of the notebook job that a process belongs to."""
+"""Environment variable with the folder of the notebook job that a process belongs to."""
 NOTEBOOK_KERNEL = "kernel"
-"""A file in that folder, in which the kernel names its process (`pool.making`)."""
+"""A file in that folder that identifies the kernel's process (`pool.making`)."""
 NOTEBOOK_CLOSED = "closed"
-"""A file in that folder, made when the notebook itself ends its pool (`pool.registry`)."""
+"""A file in that folder, created when the notebook itself ends its pool (`pool.registry`)."""
 RELAY = "skymagic.kernels.relay"
-"""What starts processes on another node for the head, where a notebook is executed (`api.notebooks`)."""
+"""Starts processes on another node for the head while it executes a notebook (`api.notebooks`)."""
 RANK = "skymagic.kernels.rank.entry"
-"""What a rank runs: imported by a node's forkserver before it forks."""
+"""Main module of a rank; imported by a node's forkserver before it forks."""
 SCRIPT = "skymagic.kernels.script.script"
-"""What a cell of %%sky_sh runs on a rank (`jobs.script`)."""
+"""Runs a %%sky_sh cell on a rank (`jobs.script`)."""
 
 
 # -- which machine, and which boot of it -----------------------------------------------------------
 
 
 def boot_id() -> str:
-    """Equal for all processes of one running system; changes when it boots. Where the system has none: its name."""
+    """Return an id shared by all processes of one running system, which changes at each boot.
+
+    Falls back to the host name if the system has no boot id.
+    """
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return f"{socket.gethostname()} {sys.platform}"
@@ -64,22 +76,26 @@ def boot_id() -> str:
 
 
 def started(pid: int) -> int:
-    """When a process was started, in the system's ticks since its boot; 0 if it has gone, or the system does not tell."""
+    """Return a process's start time in ticks since boot, or 0 if it has ended or the system does
+    not report it.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
+        # the process name may contain blanks and brackets
+        fields = file.read().rpartition(b")")[2].split()
         return (
+            # a zombie, which its parent has not waited for yet, counts as ended
             0 if fields[0] in b"ZX" else int(fields[19])
-        )  # one that its parent has not waited for yet has ended too
+        )
     return 0
 
 
 def send_signal(pid: int, begun: int, signum: int) -> bool:
-    """Signal the process that was started at `begun` (`started`); whether it was still there.
+    """Signal the process that started at `begun` (see `started`); return True if it still existed.
 
     Raises:
-        OSError: there is no such signal.
+        OSError: the signal does not exist.
     """
-    if not hasattr(os, "pidfd_open"):  # nor is there a start time
+    if not hasattr(os, "pidfd_open"):  # then there is no start time either
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
             return True
@@ -103,11 +119,11 @@ def send_signal(pid: int, begun: int, signum: int) -> bool:
 
 
 UNFIT = "skymagic: this rank could not send replies any more, and has exited"
-"""The beginning of the last line that such a rank writes."""
+"""Start of the last line written by such a rank."""
 
 
 def describe(exited: RankExited) -> str:
-    """How a rank's process ended."""
+    """Return how a rank's process ended, in words."""
     last = exited.tail.rstrip().rpartition("\n")[2]
     if last.startswith(UNFIT):
         return f"it could not send replies any more{last.removeprefix(UNFIT)}"
@@ -115,7 +131,9 @@ def describe(exited: RankExited) -> str:
 
 
 def status_words(status: int | None, out_of_memory: bool = False) -> str:
-    """An exit status as `subprocess` gives it: an exit code, or negative for a signal; None where it is not known."""
+    """Describe an exit status of `subprocess`: an exit code, negative for a signal, None if
+    unknown.
+    """
     if status is None:
         return "it is unknown how"
     if status >= 0:
@@ -133,7 +151,9 @@ def status_words(status: int | None, out_of_memory: bool = False) -> str:
 
 
 def signal_name(number: int) -> str:
-    """ "SIGKILL"; "signal 40" for one without a name, such as the real-time signals."""
+    """Return a signal's name: "SIGKILL", or "signal 40" for one without a name, such as real-time
+    signals.
+    """
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,6 +1,8 @@
-"""What a node's agent writes about itself next to its daemon's socket, for logins that know nothing of its pool.
+"""An agent's record about itself, next to its daemon's socket, for logins that know nothing about
+its pool.
 
-The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees whether it lives still, and the record as JSON.
+The file has two lines: the agent's ``PID TICKS BOOT``, from which a shell can check that it is
+still running, and the record as JSON.
 """
 
 from __future__ import annotations
@@ -19,34 +21,46 @@ from skymagic.wire.processes import boot_id, started
 from skymagic.wire.untrusted import sanitized_line
 
 FILE = "record"
-"""The record's name in a daemon's run directory."""
+"""Name of the record in a daemon's run directory."""
 SOCKET = "socket"
-"""The name there of what the daemon listens on."""
+"""Name of the daemon's listening socket in its run directory."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds in which a daemon accepts a connection; it does nothing else meanwhile, so that only a stopped one takes longer."""
+"""Seconds that a daemon may take to accept a connection.
+
+It does nothing else meanwhile, so only a stopped daemon takes longer.
+"""
 ENDED = "ended"
-"""The name there of the file in which whoever ends the agent from outside says who that is, before the agent is signalled."""
+"""File in the run directory that names the user or program that ends the agent from outside,
+written before the agent is signalled.
+"""
 MAX_ENDED = 500
-"""Bytes that are read of it."""
+"""Most bytes to read from that file."""
 READERS = "read"
-"""The name there of the agent's socket for those who only read."""
+"""Name of the agent's socket for read-only clients in its run directory."""
 
 
 def folders(daemon: str) -> list[str]:
-    """Where a daemon's run directory may lie on its node, the best first."""
+    """Return the candidates for a daemon's run directory on its node, best first."""
     name = f"skymagic-daemon-{os.getuid()}-{daemon}"
-    # - /tmp is first although anybody can make such a folder there: `why_unsafe` passes over it, and `connect` asks who listens.
-    # - Not XDG_RUNTIME_DIR, nor TMPDIR first: they may belong to one login, and are removed when that ends; a daemon outlives it.
-    # - Not the home first: hosts may share one over NFS, where a Unix socket works on the host that made it alone, flock may be missing,
-    #   and two hosts' folders of one job lie side by side. With a long home's path a socket's has no room (108 bytes on Linux).
-    # Also listed in sh, which reads the records without Python: bootstrap/running.py, providers/aws/watchdog.py.
+    # - /tmp is first although anybody can create such a folder there: `why_unsafe` rejects those,
+    #   and `connect` checks which user is listening.
+    # - Not XDG_RUNTIME_DIR, nor TMPDIR first: they may belong to one login and be removed when it
+    #   ends, and a daemon outlives its login.
+    # - Not the home folder first: hosts may share one over NFS, where a Unix socket works only on
+    #   the host that created it, flock may be missing, and two hosts' folders of one job lie side
+    #   by side. A long home path also leaves no room for a socket's path (108 bytes on Linux).
+    # Also listed in sh, which reads the records without Python: bootstrap/running.py,
+    # providers/aws/watchdog.py.
     run = str(Path("~/.skymagic/run").expanduser())
     parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
     return [f"{parent}/{name}" for parent in dict.fromkeys(parents)]
 
 
 def why_unsafe(folder: str) -> str | None:
-    """Why a run directory must not be used: anybody can make one in a shared place. None if it is this user's alone."""
+    """Return why a run directory must not be used, or None if it is this user's alone.
+
+    Anybody can create one in a shared folder such as /tmp.
+    """
     try:
         status = os.lstat(folder)
     except OSError as problem:
@@ -61,17 +75,18 @@ def why_unsafe(folder: str) -> str | None:
 
 
 def connect(folder: str) -> socket.socket | None:
-    """A connection to the daemon that listens in a run directory of this user's; None where none does, or not in time."""
+    """Connect to the daemon that listens in this user's run directory; return None if none does in
+    time.
+    """
     if why_unsafe(folder) is not None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(
-            CONNECT_TIMEOUT
-        )  # connect(2) waits for ever where nobody accepts and the backlog is full
+        # connect(2) blocks for ever if the backlog is full and nothing accepts
+        sock.settimeout(CONNECT_TIMEOUT)
         sock.connect(f"{folder}/{SOCKET}")
         sock.settimeout(None)
-        # in a shared place without the sticky bit, others can exchange folders after the check
+        # In a shared folder without the sticky bit, others can swap folders after the check.
         if hasattr(socket, "SO_PEERCRED"):
             _, uid, _ = struct.unpack(
                 "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -85,7 +100,7 @@ def connect(folder: str) -> socket.socket | None:
 
 
 def answers(daemon: str) -> bool:
-    """Whether a daemon of this user's with this name listens on this machine."""
+    """Return True if this user's daemon with this name is listening on this machine."""
     for folder in folders(daemon):
         if (sock := connect(folder)) is not None:
             sock.close()
@@ -94,33 +109,33 @@ def answers(daemon: str) -> bool:
 
 
 class AgentRecord(FrozenMessage):
-    """One node of a pool. Times are seconds since 1970 by the node's clock; 0 where something is not so."""
+    """One node of a pool. Times are seconds since 1970 by the node's clock; 0 if not applicable."""
 
     version: str
-    """skymagic's."""
+    """Version of skymagic."""
     pool: str
     job_id: str
     node: int
     nodes: int
-    """How many the pool has."""
+    """Number of nodes in the pool."""
     client: str
-    """Who started it, and where: ``ann@laptop``."""
+    """User and machine that started it: ``ann@laptop``."""
     hostname: str
     boot: str
-    """The machine's boot id: two names of one machine have the same."""
+    """Boot id of the machine; equal for two names of one machine."""
     pid: int
     started: float
     busy_since: float = 0.0
-    """Since when a run is at work."""
+    """Start of the current run."""
     idle_since: float = 0.0
     away_since: float = 0.0
-    """Since when its notebook is not connected."""
+    """Time since the notebook has been disconnected."""
     ranks: dict[str, int] = field(default_factory=dict)
     """Rank → process id."""
     devices: tuple[int, ...] = ()
-    """The GPUs that its ranks see, as their machine counts them."""
+    """GPUs that its ranks see, numbered as their machine numbers them."""
     uses: tuple[str, ...] = ()
-    """Folders on its disk that must stay: its environment, skymagic's code."""
+    """Folders on its disk that must not be deleted: its environment, skymagic's code."""
     idle_timeout: float | None = None
     max_lifetime: float | None = None
     detached_timeout: float | None = None
@@ -130,17 +145,18 @@ RECORD: Codec[AgentRecord] = Codec(AgentRecord, max_line=1 << 20)
 
 
 def read(line: str) -> AgentRecord | None:
-    """The record in a file's second line; what another version has added is left out. None where it says too little.
+    """Return the record in a file's second line, or None if required fields are missing.
 
-    Its texts come from a host and go to terminals, so that control characters in them are escaped.
+    Fields added by other versions are ignored. Control characters in texts are escaped, because
+    they come from a host and are printed in terminals.
     """
     try:
         kind, values = json.loads(line)
-        known = {one.name for one in fields(AgentRecord)}
+        field_names = {field_.name for field_ in fields(AgentRecord)}
         texts = {
             k: sanitized_line(v) if isinstance(v, str) else v
             for k, v in values.items()
-            if k in known
+            if k in field_names
         }
         return RECORD.decode(json.dumps([kind, texts]).encode())
     except (ValueError, TypeError, AttributeError):
@@ -148,13 +164,18 @@ def read(line: str) -> AgentRecord | None:
 
 
 def ended_by(folder: Path) -> str:
-    """Return who has ended the agent of this run directory from outside, or "" if nobody has said so."""
+    """Return the name of whoever ended the agent of this run directory from outside, or "" if none
+    was recorded.
+    """
     with contextlib.suppress(OSError), open(folder / ENDED, "rb") as file:
         return sanitized_line(file.read(MAX_ENDED).decode(errors="replace").strip())
     return ""
 
 
 def identity(pid: int | None = None) -> str:
-    """``PID TICKS BOOT``: a process (this one by default), told from a later one of the same number. TICKS is 0 outside Linux."""
+    """Return ``PID TICKS BOOT``, which identifies a process (this one by default) across pid reuse.
+
+    TICKS is 0 outside Linux.
+    """
     pid = os.getpid() if pid is None else pid
     return f"{pid} {started(pid)} {boot_id().replace(' ', '-')}"

@@ -1,19 +1,24 @@
-"""TLS 1.3 over a channel that is not encrypted, such as the streams of ``srun`` or the calls of a Ray actor.
+"""TLS 1.3 over an unencrypted channel, such as the streams of ``srun`` or the calls of a Ray actor.
 
-The notebook is the TLS server, with a certificate made for this one session, so that the node needs nothing but Python's standard
-library. Keys are agreed by ephemeral Diffie-Hellman. Inside the session both ends prove that they know the pool's channel key, over the
-fingerprint of the certificate, and then the node runs a shell::
+The notebook is the TLS server, with a certificate created for this session only, so that the node
+needs nothing but Python's standard library. Keys are agreed by ephemeral Diffie-Hellman. Inside the
+session both ends prove that they know the pool's channel key, bound to the fingerprint of the
+certificate, and then the node runs a shell::
 
-    node → notebook   MARK in clear, because shells and prologues may print before it; then the TLS handshake
+    node → notebook   MARK in clear, because shells and prologues may print before it;
+                      then the TLS handshake
     node → notebook   CLAIM: which key the node knows, and its proof
-    node ← notebook   GRANT: the notebook's proof, the key for a node that has none, and the command to run
-    node → notebook   READY: the node has checked the notebook's proof and keeps the key
+    node ← notebook   GRANT: the notebook's proof, the key if the node has none,
+                      and the command to run
+    node → notebook   READY: the node has checked the notebook's proof and stored the key
     both              INPUT, OUTPUT, ERRORS, and STATUS at the end
 
-Someone in between who terminates TLS with a certificate of their own sees other fingerprints on either side, and can prove neither.
+A man in the middle who terminates TLS with another certificate sees different fingerprints on
+either side, and can prove neither.
 
-This file is also the program that runs on the node (`program_text`), before any of skymagic's code is there. It must keep to the
-standard library and to the syntax of Python 3.6, which is the system's Python on many clusters.
+This file is also the program that runs on the node (`program_text`), before any of skymagic's code
+is installed. It must keep to the standard library and to the syntax of Python 3.6, which is the
+system's Python on many clusters.
 """
 
 from __future__ import annotations
@@ -37,31 +42,34 @@ from typing import Any
 
 MARK = b"\nskymagic-tls-1\n"
 NO_TLS = 99
-"""Exit status of the program where Python is too old, or has no TLS 1.3: the next interpreter is tried."""
+"""Exit status of the program if Python is too old or lacks TLS 1.3; the next interpreter is tried.
+"""
 MAX_NOISE = 1 << 20
-"""Bytes that may come before the mark."""
+"""Most bytes that may precede the mark."""
 MAX_FRAME = 1 << 20
 READ_SIZE = 1 << 18
 CLAIM, GRANT, READY, INPUT, OUTPUT, ERRORS, STATUS = range(1, 8)
 HEADER = struct.Struct(">BI")
-"""Kind of a frame, and the length of what follows."""
+"""Kind of a frame, and the length of its data."""
 NODE, NOTEBOOK = "skymagic channel: node", "skymagic channel: notebook"
 SHARED, STORED, NONE = "shared", "stored", ""
-"""Which key a node knows: that of the shared home folder, the one that it stored in an earlier session, or none."""
+"""Source of the key that a node knows: the shared home folder, an earlier session, or none."""
 KEY_NAME = "channel.key"
-"""File in the folder of a node's holder in which the node stores the key."""
+"""File that stores the key in the folder of a node's holder."""
 HOLDER_TIMEOUT = 10.0
-"""Seconds that the job's holder may take to make its folder."""
+"""Seconds that the job's holder may take to create its folder."""
 END_TIMEOUT = 2.0
-"""Seconds that a shell may take to end after SIGTERM, before SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for a shell."""
 QUIET_TIMEOUT = 1.0
-"""Seconds for which a shell's output is waited for after its end."""
+"""Seconds to wait for a shell's output after it ended."""
 ABANDONED_TIMEOUT = 5.0
 """Seconds that a shell may take to end by itself once the notebook is gone."""
 
 
 def home_key(job: str) -> str:
-    """Return the path of a pool's channel key in a home folder that the notebook's side and the nodes may share."""
+    """Return the path of a pool's channel key in a home folder that the notebook and the nodes may
+    share.
+    """
     return os.path.join(os.path.expanduser("~"), ".skymagic", "channels", job, "key")
 
 
@@ -71,12 +79,14 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def fingerprint_of(pem: str) -> str:
-    """Return the fingerprint of the certificate in a text that also has its private key."""
+    """Return the fingerprint of the certificate in a PEM text that also has its private key."""
     return fingerprint(ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----BEGIN PRIVATE")]))
 
 
 def proof(key: str, role: str, seen: str) -> str:
-    """Return what shows that one end (`NODE`, `NOTEBOOK`) knows the key, in the session with this fingerprint."""
+    """Return proof that one end (`NODE`, `NOTEBOOK`) knows the key in the session with this
+    fingerprint.
+    """
     message = role.encode() + b"\0" + seen.encode()
     return hmac.new(key.encode(), message, hashlib.sha256).hexdigest()
 
@@ -90,13 +100,15 @@ def parse_message(data: bytes) -> dict[str, str]:
 
 
 class SealedStream:
-    """One end of a TLS session whose records go through two functions. One thread may read while others write.
+    """One end of a TLS session whose records pass through two functions.
+
+    One thread may read while others write.
 
     Args:
         context: this end's TLS settings.
-        server: whether this end is the notebook's.
-        read: return bytes that have come, at least one; b"" at the end.
-        write: send all of these bytes.
+        server: True at the notebook's end.
+        read: returns the bytes available, at least one; b"" at the end.
+        write: sends all of these bytes.
     """
 
     def __init__(
@@ -109,14 +121,14 @@ class SealedStream:
         self._read, self._write = read, write
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
-        # OpenSSL's session belongs to one thread at a time. The lock is never held while bytes are moved: a write that
-        # waits for the other end to read must not keep this end from reading.
+        # OpenSSL's session belongs to one thread at a time. The lock is never held during I/O: a
+        # write that waits for the other end to read must not keep this end from reading.
         self._session = threading.Lock()
         self._sending = threading.Lock()  # records leave in the order in which they were sealed
         self._plain = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were read from the channel already."""
+        """Take bytes that were already read from the channel."""
         self._incoming.write(data)
 
     def handshake(self) -> None:
@@ -150,7 +162,11 @@ class SealedStream:
                 self._write(records)
 
     def get(self) -> tuple[int, bytes] | None:
-        """Return the next frame's kind and data, or None at the end. Raises OSError for records that were tampered with."""
+        """Return the next frame's kind and data, or None at the end.
+
+        Raises:
+            OSError: records were tampered with.
+        """
         if not self._need(HEADER.size):
             return None
         kind, length = HEADER.unpack_from(self._plain)
@@ -167,7 +183,10 @@ class SealedStream:
         self.put(kind, json.dumps(message).encode())
 
     def get_message(self, kind: int) -> dict[str, str]:
-        """Return the next frame, which must be of this kind and of JSON. Raises EOFError, ValueError, OSError."""
+        """Return the next frame, which must be JSON of this kind.
+
+        Raises EOFError, ValueError, OSError.
+        """
         frame = self.get()
         if frame is None:
             raise EOFError("the other end has closed the session")
@@ -176,7 +195,7 @@ class SealedStream:
         return parse_message(frame[1])
 
     def _need(self, nbytes: int) -> bool:
-        """Read until so many bytes of plain text are there; return False at the end."""
+        """Read until this many bytes of plain text are buffered; return False at the end."""
         while len(self._plain) < nbytes:
             before = len(self._plain)
             with self._session, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
@@ -201,11 +220,14 @@ class SealedStream:
         return bool(data)
 
 
-# ------------------------------------------------------------------------------------ the program on a node
+# -- the program on a node -------------------------------------------------------------------------
 
 
 def node_context() -> ssl.SSLContext:
-    """Return the node's TLS settings. The certificate is checked by proof, or by its fingerprint, not by an issuer."""
+    """Return the node's TLS settings.
+
+    The certificate is verified by proof or fingerprint, not by issuer.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -216,10 +238,10 @@ def node_context() -> ssl.SSLContext:
 
 
 def main(job: str, pinned: str = "") -> int:
-    """Authenticate the notebook, then run its command; the exit status.
+    """Authenticate the notebook, run its command, and return the exit status.
 
     Args:
-        pinned: fingerprint of the only certificate that is accepted, where that is known already.
+        pinned: fingerprint of the only certificate to accept, if it is already known.
     """
 
     def send(data: bytes) -> None:
@@ -239,28 +261,33 @@ def main(job: str, pinned: str = "") -> int:
 
 
 def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
-    """Prove what this node knows, check the notebook's proof, and return the command to run.
+    """Prove that this node knows the key, check the notebook's proof, and return the command to
+    run.
 
     Raises:
         PermissionError: the other end is not the pool's notebook, or refuses this node.
     """
-    seen = stream.peer()
-    if pinned and not hmac.compare_digest(seen, pinned):
+    fingerprint_seen = stream.peer()
+    if pinned and not hmac.compare_digest(fingerprint_seen, pinned):
         raise PermissionError("the other end is not the notebook that has made the pool")
     knows, key, problem = known_key(job)
     claim = {"knows": knows, "problem": problem}
     if key:
-        claim["proof"] = proof(key, NODE, seen)
+        claim["proof"] = proof(key, NODE, fingerprint_seen)
     stream.put_message(CLAIM, claim)
     grant = stream.get_message(GRANT)
     problem = grant.get("refused", "")
-    if not problem and key and not hmac.compare_digest(grant["proof"], proof(key, NOTEBOOK, seen)):
+    if (
+        not problem
+        and key
+        and not hmac.compare_digest(grant["proof"], proof(key, NOTEBOOK, fingerprint_seen))
+    ):
         problem = "the other end does not know the pool's channel key"
     if not problem and knows != STORED:
         try:
             store(key or grant["key"], wait=not key)
         except OSError as failure:
-            # with a key in the home folder nothing depends on it
+            # A key in the home folder suffices without a stored copy.
             problem = "" if key else f"the channel key cannot be kept: {failure}"
     stream.put_message(READY, {"problem": problem})
     if problem:
@@ -269,9 +296,9 @@ def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
 
 
 def known_key(job: str) -> tuple[str, str, str]:
-    """Return which key this node knows, that key, and why a file that is there cannot be used."""
-    places = [(STORED, os.path.join(folder, KEY_NAME)) for folder in holder_folders()]
-    for knows, path in [*places, (SHARED, home_key(job))]:
+    """Return which key this node knows, that key, and the reason if a key file cannot be used."""
+    stored_keys = [(STORED, os.path.join(folder, KEY_NAME)) for folder in holder_folders()]
+    for knows, path in [*stored_keys, (SHARED, home_key(job))]:
         try:
             return knows, read_key(path), ""
         except FileNotFoundError:
@@ -282,24 +309,31 @@ def known_key(job: str) -> tuple[str, str, str]:
 
 
 def holder_folders() -> list[str]:
-    """Return this user's folders of the job's holder: anybody can make one of its usual name, and then the holder's has more letters."""
+    """Return this user's folders of the job's holder.
+
+    Anybody can create a folder with the usual name; the holder then adds letters to its own.
+    """
     usual = os.environ.get("SKYMAGIC_HOLDER", "")
     parent, name = os.path.split(usual)
-    found = []
+    private_folders = []
     with contextlib.suppress(OSError):
-        others = [each for each in os.listdir(parent) if each.startswith(name + "+")]
-        for each in [name, *others] if name else []:
-            folder = os.path.join(parent, each)
+        longer_names = [entry for entry in os.listdir(parent) if entry.startswith(name + "+")]
+        for entry in [name, *longer_names] if name else []:
+            folder = os.path.join(parent, entry)
             with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(folder)
                 private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
                 if private and status.st_uid == os.geteuid():
-                    found.append(folder)
-    return found
+                    private_folders.append(folder)
+    return private_folders
 
 
 def read_key(path: str) -> str:
-    """Return a key. Raises OSError for a file that others could have read or written: it proves nothing."""
+    """Return the key in a file.
+
+    Raises:
+        OSError: others could have read or written the file, so it proves nothing.
+    """
     for name in (os.path.dirname(path), path):
         status = os.lstat(name)
         if status.st_uid != os.geteuid():
@@ -311,14 +345,15 @@ def read_key(path: str) -> str:
 
 
 def store(key: str, wait: bool) -> None:
-    """Keep the key in the holder's folder: later sessions need neither the home folder nor trust.
+    """Store the key in the holder's folder, so that later sessions depend on neither the home
+    folder nor trust.
 
     Args:
-        wait: whether to wait for the holder to be there.
+        wait: wait until the holder has created its folder.
     """
     deadline = time.monotonic() + (HOLDER_TIMEOUT if wait else 0.0)
     while True:
-        folders = [each for each in holder_folders() if os.path.exists(os.path.join(each, "start"))]
+        folders = [path for path in holder_folders() if os.path.exists(os.path.join(path, "start"))]
         if folders:
             break
         if time.monotonic() >= deadline:
@@ -332,7 +367,7 @@ def store(key: str, wait: bool) -> None:
 
 
 def serve(stream: SealedStream, command: str) -> int:
-    """Run a command of sh with its streams in the session until it ends."""
+    """Run a shell command with its streams in the session until it ends."""
     pipe = subprocess.PIPE
     shell = subprocess.Popen(
         ["/bin/sh", "-c", command],
@@ -365,17 +400,17 @@ def serve(stream: SealedStream, command: str) -> int:
                 frame = stream.get()
                 if frame is None:
                     break
-                if shell.stdin.closed:  # what still comes is lost, as in a pipe that nobody reads
+                if shell.stdin.closed:  # the rest is discarded, as in a pipe without a reader
                     continue
                 view = memoryview(frame[1])
                 try:
                     while view:
                         view = view[os.write(shell.stdin.fileno(), view) :]
                 except BrokenPipeError:
-                    stream.put(INPUT)  # upon which the notebook's writes fail
+                    stream.put(INPUT)  # makes the notebook's writes fail
                 if view or not frame[1]:
                     shell.stdin.close()
-        # the notebook is gone
+        # The notebook is gone.
         with contextlib.suppress(OSError):
             shell.stdin.close()
         end(ABANDONED_TIMEOUT)
@@ -402,7 +437,8 @@ def serve(stream: SealedStream, command: str) -> int:
     for thread in [threading.Thread(target=copy_in, daemon=True), *copies]:
         thread.start()
     status = shell.wait()
-    # a process that was left behind may hold the shell's streams for ever; output that is under way is sent whole
+    # A process left behind may hold the shell's streams for ever. Output already under way is sent
+    # in full.
     for thread in copies:
         thread.join(QUIET_TIMEOUT)
         while thread.is_alive() and busy:
@@ -412,11 +448,11 @@ def serve(stream: SealedStream, command: str) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------ this file as a text
+# -- this file as a text ---------------------------------------------------------------------------
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Drops what Python 3.6 does not read, and what nobody reads there."""
+    """Drop everything that Python 3.6 cannot parse, and docstrings."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if node.module in ("__future__", "collections.abc", "typing") else node
@@ -436,7 +472,9 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def program_text() -> str:
-    """Return the program that runs on a node, for Python 3.6 and later; its arguments are those of `main`, after one more."""
+    """Return the program that runs on a node, for Python 3.6 and later; its arguments are those of
+    `main`, preceded by one more.
+    """
     import inspect
 
     tree = ast.parse(inspect.getsource(sys.modules[__name__]))

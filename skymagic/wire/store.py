@@ -1,4 +1,6 @@
-"""The protocol of a node's value server: messages (`wire.codec`) between it and the notebook; `data.remote` draws them."""
+"""Protocol of a node's value server (`data.remote` has a diagram); messages are encoded by
+`wire.codec`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 PIECE_BYTES = 1 << 19
-"""Bytes of a value that are read, hashed and sent at a time."""
+"""Bytes of a value to read, hash and send at a time."""
 Slice = tuple[str, int, int]
 """Name of a file in the store, offset, and length in bytes."""
 
@@ -20,22 +22,24 @@ class StoreMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-# -- notebook → value server ------------------------------------------------------------------------------------------------
+# -- notebook → value server -------------------------------------------------------------------
 
 
 class Settings(StoreMessage):
-    """First of all: the pool's settings for all of its value servers."""
+    """First message: the pool's settings for all of its value servers."""
 
     address: str = ""
-    """Where other nodes reach this one; empty: there are none, and nothing listens."""
+    """Address on which other nodes reach this one; empty on a single node, and then nothing
+    listens.
+    """
     pem: str = field(default="", repr=False)
-    """The pool's certificate and key (`wire.tls`), which all of its value servers have and nobody else."""
+    """The pool's certificate and key (`wire.tls`), shared by its value servers only."""
     share: float = 0.5
-    """The part of a file system's free space that values may fill."""
+    """Fraction of a file system's free space that values may fill."""
 
 
 class Put(StoreMessage):
-    """A value comes: `PutChunk`s, then `PutEnd`."""
+    """Announce a value: `PutChunk`s follow, then `PutEnd`."""
 
     name: str
     nbytes: int
@@ -49,14 +53,16 @@ class PutChunk(StoreMessage, WithPayload):
 
 
 class PutEnd(StoreMessage):
-    """All of the value was sent: verify it against its key, the content's hash."""
+    """End of the value: verify it against its key, the content's hash."""
 
     name: str
     key: str
 
 
 class Replicate(StoreMessage):
-    """Get a value from another node's server, as it arrives there, from the offset on that is here already."""
+    """Fetch a value from another node's server as it arrives there, starting at the offset already
+    present here.
+    """
 
     name: str
     nbytes: int
@@ -65,7 +71,7 @@ class Replicate(StoreMessage):
 
 
 class Assemble(StoreMessage):
-    """Put a value together from parts of others that are here, and verify it against its key."""
+    """Assemble a value from parts of others in this store, and verify it against its key."""
 
     name: str
     nbytes: int
@@ -80,7 +86,7 @@ class Delete(StoreMessage):
 
 
 class Read(StoreMessage):
-    """Send a file's bytes from an offset on."""
+    """Send a file's bytes, starting at an offset."""
 
     number: int
     name: str
@@ -88,33 +94,33 @@ class Read(StoreMessage):
 
 
 class CancelRead(StoreMessage):
-    """Send no more for the `Read` of this number."""
+    """Cancel the `Read` with this number."""
 
     number: int
 
 
-# -- value server → notebook ------------------------------------------------------------------------------------------------
+# -- value server → notebook -------------------------------------------------------------------
 
 
 class Ready(StoreMessage):
-    """The server has the store, and listens."""
+    """The server has opened the store and is listening."""
 
     port: int
-    """For other nodes; 0 when there are none."""
+    """Port for other nodes; 0 if the pool has a single node."""
     room: int
-    """Bytes that its store may still take."""
+    """Bytes that the store can still take."""
     present: list[str]
-    """Names of the values that are there, of earlier connections."""
+    """Names of the values present from earlier connections."""
 
 
 class Stored(StoreMessage):
-    """A value is complete and as its key says."""
+    """A value is complete and matches its key."""
 
     name: str
     key: str
     room: int
     note: str = ""
-    """What the user should know of it."""
+    """Note about it for the user."""
 
 
 class StoreFailed(StoreMessage):
@@ -126,54 +132,60 @@ class StoreFailed(StoreMessage):
 
 
 class ReadReply(StoreMessage):
-    """Answer to `Read`: bytes that will come; -1: there is no such file."""
+    """Answer to `Read`: number of bytes that follow, or -1 if the file does not exist."""
 
     number: int
     nbytes: int
 
 
 class ReadChunk(StoreMessage, WithPayload):
-    """Bytes of a file that is read."""
+    """Bytes of a file being read."""
 
     number: int
     nbytes: int
     deflated: bool
     checksum: str
-    """xxh3-64 of the piece as it lies in the file."""
+    """xxh3-64 of the piece as stored in the file."""
 
 
 class Heartbeat(StoreMessage):
-    """The server lives; sent every 2 s."""
+    """Sign of life from the server, every 2 s."""
 
 
-# -- between value servers ---------------------------------------------------------------------------------------------------
+# -- between value servers -------------------------------------------------------------------
 
 
 class PeerMessage(FrozenMessage):
-    """Base of the messages between value servers; `kernels.store.peers` draws them."""
+    """Base of the messages between value servers; `kernels.store.peers` has a diagram."""
 
 
 class FollowValue(PeerMessage):
-    """Send a value from this offset on, as it arrives."""
+    """Send a value from this offset, as it arrives."""
 
     name: str
     offset: int
 
 
 class ValuePiece(PeerMessage, WithPayload):
-    """The next bytes of the value; none for "still there", or with the key of a value that has ended."""
+    """The next bytes of the value.
+
+    Empty as a keepalive, or with the key once the value is complete.
+    """
 
     nbytes: int
     key: str = ""
 
 
 def is_name(text: object) -> bool:
-    """Whether this is the name of a file in a store: 16 and 32 hexadecimal digits, so that it leads nowhere else."""
+    """Return True if this is the name of a file in a store.
+
+    It consists of 16 and 32 hexadecimal digits, so it cannot lead outside the store.
+    """
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def is_key(text: object) -> bool:
-    """Whether this is an xxh3-128 in hex."""
+    """Return True if this is an xxh3-128 in hex."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 

@@ -1,12 +1,14 @@
-"""Standard output and standard error of a rank in one pipe, so that the agent reads them in the order in which they were written.
+"""Standard output and error of a rank in one pipe, so that the agent reads them in the order
+written.
 
 ::
 
     print, C, child processes    ──▶ fd 1 ──▶ pipe ─┐
     sys.stderr, in frames        ───────────▶ pipe ─┴─▶ the agent: one order
-    C, child processes           ──▶ fd 2 ──▶ a pipe of its own
+    C, child processes           ──▶ fd 2 ──▶ a separate pipe
 
-A frame is written at once and is not longer than what the system writes as a whole (PIPE_BUF): other writers' text stays outside.
+A frame is written in one call and is no longer than the system's limit for atomic writes
+(PIPE_BUF), so text from other writers never lands inside it.
 """
 
 from __future__ import annotations
@@ -16,23 +18,28 @@ import select
 MARK = b"\x1b\x00stderr "
 HEADER_BYTES = len(MARK) + 5
 MOST = select.PIPE_BUF - HEADER_BYTES
-"""Bytes of text in a frame."""
+"""Most bytes of text in a frame."""
 
 
 def frame(text: bytes | memoryview) -> bytes:
-    """Text of standard error for the pipe of standard output: `MOST` bytes of it at most."""
+    """Return a frame of standard error for the pipe of standard output; `text` has at most `MOST`
+    bytes.
+    """
     return MARK + b"%04x\x00" % len(text) + bytes(text)
 
 
 class FrameReader:
-    """Takes apart what comes from such a pipe; what only looks like a frame passes as it is. Pure."""
+    """Split data from such a pipe by stream; anything that only resembles a frame passes unchanged.
+
+    Pure.
+    """
 
     def __init__(self) -> None:
-        self._left = 0  # bytes of the present frame that have not come
-        self._rest = b""  # what may be the beginning of a frame
+        self._left = 0  # bytes of the current frame still to be read
+        self._rest = b""  # possibly the start of a frame
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """(stream's name, text) in the order in which they were written."""
+        """Return (stream's name, text) pairs in the order written."""
         parts: list[tuple[str, bytes]] = []
         data, self._rest = self._rest + data, b""
         while data:
@@ -55,13 +62,13 @@ class FrameReader:
         return parts
 
     def end(self) -> list[tuple[str, bytes]]:
-        """Text that was kept back, at the end of the stream."""
-        rest, self._rest = self._rest, b""
-        return [("stdout", rest)] if rest else []
+        """Return text held back, at the end of the stream."""
+        held_back, self._rest = self._rest, b""
+        return [("stdout", held_back)] if held_back else []
 
 
 def _begun(data: bytes) -> int:
-    """How many of the last bytes may be the beginning of a mark."""
+    """Return how many of the last bytes may be the start of a mark."""
     return next(
         (
             size
@@ -73,7 +80,7 @@ def _begun(data: bytes) -> int:
 
 
 def _size(data: bytes) -> int | None:
-    """Bytes of the frame that begins here; None where none does."""
+    """Return the size of the frame that starts here, or None if there isn't one."""
     try:
         return int(data[len(MARK) : HEADER_BYTES - 1], 16) if data[HEADER_BYTES - 1] == 0 else None
     except ValueError:

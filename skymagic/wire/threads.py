@@ -1,4 +1,4 @@
-"""Fork and join: jobs that run at once, each on a thread, and what became of them."""
+"""Run jobs concurrently, each on a thread, and collect their results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ T = TypeVar("T")
 def start_all(
     jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job", daemon: bool = True
 ) -> list[Future[T]]:
-    """Run all jobs at once, each on a thread.
+    """Start all jobs at once, each on a thread.
 
     Args:
-        daemon: whether the process may end before they have.
+        daemon: True if the process may end before the jobs do.
+
+    Returns:
+        A future for each job, in order.
     """
 
     def run(job: Callable[[], T], future: Future[T]) -> None:
@@ -34,20 +37,25 @@ def start_all(
 def run_all(
     jobs: Sequence[Callable[[], T]], *, timeout: float | None = None, name: str = "skymagic-job"
 ) -> list[T | BaseException]:
-    """Run all jobs at once and wait for them; an interrupt of the caller ends the wait, not the jobs.
+    """Run all jobs at once and wait for them.
+
+    An interrupt of the caller ends the wait, not the jobs.
 
     Args:
-        timeout: seconds to wait for all of them; a job that takes longer counts as failed, and keeps running.
+        timeout: seconds to wait for all of them; a job that takes longer counts as failed, and
+            keeps running.
 
     Returns:
-        In the order of the jobs: what each returned, or the exception that it raised.
+        The result of each job, or the exception that it raised, in the order of the jobs.
     """
     futures = start_all(jobs, name=name)
     wait(futures, timeout)
     late = TimeoutError(f"no end within {timeout} s")
-    return [(each.exception() or each.result()) if each.done() else late for each in futures]
+    return [
+        (future.exception() or future.result()) if future.done() else late for future in futures
+    ]
 
 
 def failures(outcomes: Iterable[object]) -> list[BaseException]:
-    """The exceptions among what `run_all` returned."""
+    """Return the exceptions among the results of `run_all`."""
     return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -1,4 +1,7 @@
-"""Byte streams between the nodes of a pool over TLS: both ends have the same certificate and key, made for one purpose, and trust no other."""
+"""TLS byte streams between the nodes of a pool.
+
+Both ends have the same certificate and key, created for one purpose, and trust no other.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,26 @@ PIECE = 1 << 16
 
 
 def context(pem: str, *, server: bool) -> ssl.SSLContext:
-    """What an end needs, of the certificate and private key (`pem`) that the other end has too."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname = False  # it is known by its key
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.load_verify_locations(cadata=pem[: pem.index("-----BEGIN PRIVATE")])
-    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; the module reads files alone
+    """Return the TLS settings for an end, from the certificate and private key (`pem`) that both
+    ends share.
+    """
+    settings = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    settings.check_hostname = False  # the key identifies the other end, not its name
+    settings.verify_mode = ssl.CERT_REQUIRED
+    settings.minimum_version = ssl.TLSVersion.TLSv1_3
+    settings.load_verify_locations(cadata=pem[: pem.index("-----BEGIN PRIVATE")])
+    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; `ssl` reads keys from files only
         file.write(pem)
         file.flush()
-        made.load_cert_chain(file.name)
-    return made
+        settings.load_cert_chain(file.name)
+    return settings
 
 
 def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Copy both ways until either end closes, on one thread: a TLS connection is no thing for two."""
+    """Copy both ways until either end closes.
+
+    Runs on one thread, because a TLS connection cannot be used by two.
+    """
     secure.setblocking(False)
     plain.setblocking(False)
     to_plain, to_secure = bytearray(), bytearray()
@@ -61,7 +69,7 @@ def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
 
 
 def certificate() -> str:
-    """A new certificate with its private key."""
+    """Return a new certificate with its private key, in PEM."""
     import datetime
 
     from cryptography import x509
@@ -73,10 +81,12 @@ def certificate() -> str:
         [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"skymagic-{os.urandom(8).hex()}")]
     )
     epoch = datetime.datetime(2000, 1, 1)  # nodes' clocks may differ
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), epoch)
-    made = made.not_valid_after(datetime.datetime(2999, 1, 1))
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    signed = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), epoch
+    )
+    builder = builder.not_valid_after(datetime.datetime(2999, 1, 1))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    signed = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     plain = serialization.NoEncryption()
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
     return (signed + secret).decode()

@@ -10,13 +10,14 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def sanitized(text: str) -> str:
-    """Return text of several lines that no terminal interprets.
+    r"""Return text of several lines that no terminal interprets.
 
-    Line ends and tabs stay, and colours are dropped. Every other character that does not print is escaped visibly (``\\x1b``):
-    carriage returns, escape sequences, C1 controls, and the bidirectional controls that reorder what one reads.
+    Line ends and tabs stay, and colours are dropped. Every other unprintable character is escaped
+    visibly (``\\x1b``): carriage returns, escape sequences, C1 controls, and the bidirectional
+    controls that reorder the text.
 
-    Use it for everything that another machine says and that is not the output of the user's own cell: errors, notes, names,
-    progress. Sanitising twice changes nothing.
+    Use it for everything from another machine that is not the output of the user's own cell:
+    errors, notes, names, progress. Sanitizing twice changes nothing.
     """
     if "\n" not in text and text.isprintable():
         return text
@@ -25,17 +26,20 @@ def sanitized(text: str) -> str:
 
 
 def sanitized_line(text: str) -> str:
-    """Return text in one line that no terminal interprets: as `sanitized`, but line ends, tabs and colours are escaped as well."""
+    """Return text on one line that no terminal interprets.
+
+    Like `sanitized`, but line ends, tabs and colours are escaped as well.
+    """
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def print_sanitized(text: str, file: TextIO | None = None) -> None:
-    """Print what is not the output of a cell, on standard output by default."""
+    """Print text that is not the output of a cell, on standard output by default."""
     print(sanitized(text), file=file, flush=True)
 
 
 def _visible(letter: str) -> str:
-    # blanks other than U+0020 do not count as printable, but stand in words of many languages
+    # Blanks other than U+0020 do not count as printable, but occur in words of many languages.
     if letter.isprintable() or unicodedata.category(letter) == "Zs":
         return letter
     return letter.encode("unicode_escape").decode()

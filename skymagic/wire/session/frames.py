@@ -1,13 +1,16 @@
-"""The frames of a session, and its handshake: exactly-once delivery by sequence numbers and cumulative acknowledgements (TCP, RFC 9293).
+"""Frames and handshake of a session: exactly-once delivery by cumulative acknowledgements (as TCP,
+RFC 9293).
 
-Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection come in, frames come out, each once
-and in order. What was sent is kept until it is acknowledged, and sent again over the next connection.
+Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection
+come in, frames come out, each exactly once and in order. Sent frames are kept until they are
+acknowledged, and sent again over the next connection.
 
     kind 1 byte | channel 4 | number 8 | length 4 | data        big endian
 
-Frames are numbered from 1 for each direction. ACK and GONE have no number of their own: ACK's says how many frames have been
-received, and is the heartbeat too. Frames are binary and not `wire.codec`'s lines, because most are pieces of byte streams; the handshake
-is one line of JSON each way.
+Frames are numbered from 1 in each direction. ACK and GONE are not numbered: the number in an ACK is
+how many frames have been received, and ACKs are heartbeats too. Frames are binary rather than
+`wire.codec`'s lines, because most are pieces of byte streams; the handshake is one line of JSON
+each way.
 """
 
 from __future__ import annotations
@@ -20,20 +23,24 @@ from skymagic.wire.codec import Codec, FrozenMessage
 
 HEADER = struct.Struct("!BIQI")
 MAX_DATA = 1 << 16
-"""Most bytes of data in a frame, so that a short message never waits behind a long one (head-of-line blocking)."""
+"""Most bytes of data in a frame, so that a short message never waits behind a long one
+(head-of-line blocking).
+"""
 
 ACK, DATA, OPEN, EOF, RESET, WINDOW, EXIT, GONE = range(8)
-"""Kinds: `DATA` bytes of a channel; `OPEN` a channel to an address; `EOF` no more bytes; `RESET` the channel is broken;
-`WINDOW` so many more bytes may come; `EXIT` the agent has ended; `GONE` (without a number) nothing is left on the node."""
+"""Kinds: `DATA` bytes of a channel; `OPEN` a channel to an address; `EOF` no more bytes; `RESET`
+the channel is broken; `WINDOW` more bytes may be sent; `EXIT` the agent has ended; `GONE` (not
+numbered) nothing is left on the node.
+"""
 
 
 class ProtocolError(ValueError):
-    """The other end does not speak this protocol, or is not who was here before."""
+    """The other end does not speak this protocol, or is not the session's original end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one end sends the other."""
+    """A unit of data between the two ends."""
 
     kind: int
     channel: int
@@ -41,35 +48,36 @@ class Frame:
 
 
 class Session:
-    """One end of a session."""
+    """Numbered frames at one end, kept until acknowledged."""
 
     def __init__(self) -> None:
-        self.received = 0  # numbered frames that have come
-        self.backlog = 0  # bytes that wait to be given to a connection
-        self._sent = 0  # number of the last frame that was given to the present connection
-        self._last = 0  # number of the last frame that was put
+        self.received = 0  # numbered frames received
+        self.backlog = 0  # bytes waiting for a connection
+        self._sent = 0  # number of the last frame given to the current connection
+        self._last = 0  # number of the last frame put
         self._unacked: deque[bytes] = deque()
-        """Encoded frames that the other end has not acknowledged, the last of them `_last`."""
-        self._acknowledged = 0  # what the last ACK acknowledged
+        """Encoded frames that the other end has not acknowledged; the last one has number `_last`.
+        """
+        self._acknowledged = 0  # number of frames that the last ACK acknowledged
         self._buffer = bytearray()
 
     @property
     def settled(self) -> bool:
-        """Whether the other end has received everything."""
+        """True if the other end has received everything."""
         return not self._unacked
 
     @property
     def progress(self) -> int:
-        """Frames that have arrived, here and there; grows while connections are of use."""
+        """Number of frames delivered in both directions; grows while connections work."""
         return self.received + self._last - len(self._unacked)
 
     @property
     def unacknowledged(self) -> int:
-        """How many frames have come that were not acknowledged yet."""
+        """Number of frames received but not acknowledged yet."""
         return self.received - self._acknowledged
 
     def put(self, kind: int, channel: int, data: bytes = b"") -> None:
-        """Send a frame, now or when there is a connection again; data longer than `MAX_DATA` becomes several."""
+        """Send a frame now or once reconnected; data longer than `MAX_DATA` is split."""
         for start in range(0, len(data) or 1, MAX_DATA):
             piece = data[start : start + MAX_DATA]
             self._last += 1
@@ -78,15 +86,17 @@ class Session:
             self.backlog += len(encoded)
 
     def resume(self, received: int) -> None:
-        """A new connection begins; the other end has received so many frames.
+        """Continue over a new connection, given the number of frames that the other end has
+        received.
 
         Raises:
-            ProtocolError: that cannot be; it is not the other end of this session.
+            ProtocolError: the number is impossible, so it is not the other end of this session.
         """
         if not self._last - len(self._unacked) <= received <= self._last:
             raise ProtocolError(f"the other end says it has {received} of {self._last} frames")
         self._buffer.clear()
         self._acknowledged = self.received  # by the handshake
+        # Frames that the other end has are dropped; the rest is sent again, in order.
         self._acknowledge(received)
         self._sent = received
         self.backlog = sum(map(len, self._unacked))
@@ -96,17 +106,19 @@ class Session:
             self._unacked.popleft()
 
     def ack(self) -> bytes:
-        """An ACK, to be written at once."""
+        """Return an ACK, to be written at once."""
         self._acknowledged = self.received
         return HEADER.pack(ACK, 0, self.received, 0)
 
     @staticmethod
     def gone() -> bytes:
-        """The last frame of a daemon."""
+        """Return the last frame of a daemon."""
         return HEADER.pack(GONE, 0, 0, 0)
 
     def take(self, limit: int) -> bytes:
-        """What is to be written next to the present connection: about `limit` bytes, b"" if there is nothing."""
+        """Return about `limit` bytes to write next to the current connection; b"" if nothing is
+        waiting.
+        """
         if self._sent == self._last:
             return b""
         pieces = [self.ack()] if self.unacknowledged else []
@@ -121,10 +133,10 @@ class Session:
         return b"".join(pieces)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Bytes of the present connection; the frames that they complete.
+        """Take bytes from the current connection and return the frames that they complete.
 
         Raises:
-            ProtocolError: these are no frames of this session.
+            ProtocolError: these are not frames of this session.
         """
         self._buffer += data
         frames: list[Frame] = []
@@ -143,6 +155,7 @@ class Session:
                         f"frame {number} was acknowledged, and {self._sent} were sent"
                     )
                 self._acknowledge(number)
+            # a GONE is not numbered
             elif kind == GONE:
                 frames.append(Frame(kind, channel))
             elif number != self.received + 1:
@@ -158,49 +171,51 @@ class Session:
 
 
 LONGEST = 1 << 16
-"""Bytes that a request or a reply, or what a login shell prints before it, may take."""
+"""Most bytes of a request or a reply, or of a login shell's output before it."""
 REPLACED = "another notebook has attached instead of this one"
-"""Why a daemon refuses the notebook that it had before."""
+"""Reason why a daemon refuses its previous notebook."""
 
 
 class HandshakeRequest(FrozenMessage):
-    """Notebook → daemon: who attaches."""
+    """Notebook → daemon: identify the notebook that attaches."""
 
     secret: str = field(repr=False)
     """Known to this user's notebooks and the daemon only."""
     resume: bool
-    """Whether the daemon must be there already."""
+    """True if the daemon must be running already."""
     attempt: int
-    """Counts the connections of a session: a newer one takes the place of an older."""
+    """Number of the connection within the session; a newer one replaces an older one."""
     received: int
-    """Frames that the notebook has."""
+    """Frames that the notebook has received."""
     client: str = ""
-    """Which notebook it is: the daemon serves one, until another takes its place."""
+    """Identity of the notebook; the daemon serves one until another replaces it."""
     takes_over: bool = False
-    """Whether it begins a session of its own, in the place of the one that the daemon has; what that had under way is lost."""
+    """True to start a new session that replaces the daemon's; whatever that one had under way is
+    lost.
+    """
 
 
 class HandshakeReply(FrozenMessage):
-    """Daemon, or the attach process when there is no daemon → notebook."""
+    """Daemon (or the attach process if no daemon is running) → notebook."""
 
     boot_id: str
     received: int = 0
-    """Frames that the daemon has."""
+    """Frames that the daemon has received."""
     error: str = ""
-    """Why there is no connection."""
+    """Reason for refusing the connection."""
     gone: bool = False
-    """Whether it is for good."""
+    """True if the daemon will not come back."""
 
 
 class OpenChannel(FrozenMessage):
-    """In an OPEN frame, notebook → daemon: where the node is to connect the channel to."""
+    """In an OPEN frame, notebook → daemon: address that the node connects the channel to."""
 
     address: str
     port: int
 
 
 class AgentExit(FrozenMessage):
-    """In an EXIT frame, daemon → notebook: how the agent ended, after all that it wrote."""
+    """In an EXIT frame, daemon → notebook: exit of the agent, after all of its output."""
 
     status: int
     """Exit code; negative for a signal."""

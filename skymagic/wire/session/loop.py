@@ -1,7 +1,9 @@
-"""The event loop at either end of a session: the connection that carries it now, and TCP sockets in its channels.
+"""Event loop at either end of a session: its current connection, and the TCP sockets in its
+channels.
 
-Channels have credit-based flow control. A receiver grants each channel a window of bytes, as in SSH (RFC 4254, section 5.2) and HTTP/2, so that one slow reader does not fill
-the session for all. When the connection is slow or absent, sockets are not read, so that their senders wait.
+Channels have credit-based flow control. A receiver grants each channel a window of bytes, as in SSH
+(RFC 4254, section 5.2) and HTTP/2, so that one slow reader does not block the whole session. While
+the connection is slow or absent, sockets are not read, so that their senders wait.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from typing import Any
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 
-BATCH = 1 << 18  # bytes waiting for the connection, from which on sockets are not read
+BATCH = 1 << 18  # bytes waiting for the connection above which sockets are not read
 WINDOW = 1 << 22
-"""Bytes of a channel that may be under way."""
+"""Most bytes of a channel in flight."""
 READ_SIZE = 1 << 16
 ABORT = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-"""SO_LINGER: closing sends a reset at once."""
+"""SO_LINGER setting that makes a close send a reset at once."""
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Watch = Callable[[Any, Callable[[int], None], int], None]
-"""Call with the ready events of a source; a mask of 0 ends it."""
+"""Call a function with a source's ready events; a mask of 0 stops watching it."""
 
 
 class ChannelSocket:
@@ -37,9 +39,8 @@ class ChannelSocket:
         self.sock = sock
         self.connecting = connecting
         self.credit = WINDOW  # bytes that may still be sent to the other end
-        self.unreported = (
-            0  # bytes written here for which the other end was not granted new credit yet
-        )
+        # bytes written here for which the other end has not been granted new credit yet
+        self.unreported = 0
         self.out = bytearray()
         self.reading = True  # whether more can come from the socket
         self.finishing = False  # whether the other end has no more bytes
@@ -48,7 +49,7 @@ class ChannelSocket:
 
 
 class Channels:
-    """The channels of one end, each with its socket."""
+    """Channels of one end, each with its socket."""
 
     def __init__(self, session: Session, watch: Watch) -> None:
         self._session, self._watch = session, watch
@@ -56,13 +57,13 @@ class Channels:
         self._congested = False
 
     def add(self, channel: int, sock: socket.socket, connecting: bool = False) -> None:
-        """Serve a socket in a channel; it is taken over."""
+        """Serve a socket in a channel, and take ownership of it."""
         sock.setblocking(False)
         stream = self._streams[channel] = ChannelSocket(channel, sock, connecting)
         self._update_interest(stream)
 
     def update_congestion(self) -> None:
-        """Backpressure: do not read sockets while `BATCH` bytes wait for the connection."""
+        """Apply backpressure: do not read sockets while `BATCH` bytes wait for the connection."""
         congested = self._session.backlog >= BATCH
         if congested != self._congested:
             self._congested = congested
@@ -70,12 +71,12 @@ class Channels:
                 self._update_interest(stream)
 
     def close(self) -> None:
-        """Close all streams; twice is safe."""
+        """Close all streams. Safe to call twice."""
         for stream in list(self._streams.values()):
             self._forget(stream)
 
     def reset(self, channel: int) -> None:
-        """Reset a channel: the other end is notified, this end closed."""
+        """Reset a channel: notify the other end, and close this one."""
         self._session.put(frames.RESET, channel)
         if (stream := self._streams.get(channel)) is not None:
             self._forget(stream)
@@ -116,6 +117,7 @@ class Channels:
     def _read(self, stream: ChannelSocket) -> None:
         data = stream.sock.recv(min(READ_SIZE, stream.credit))
         if data:
+            # the other end grants new credit when it has written the bytes (WINDOW)
             stream.credit -= len(data)
             self._session.put(frames.DATA, stream.channel, data)
             self.update_congestion()
@@ -128,6 +130,7 @@ class Channels:
             sent = stream.sock.send(memoryview(stream.out)[:BATCH].toreadonly())
             del stream.out[:sent]
             stream.unreported += sent
+            # grant credit in larger steps, not for every write
             if stream.unreported >= WINDOW // 4:
                 self._session.put(
                     frames.WINDOW, stream.channel, stream.unreported.to_bytes(4, "big")
@@ -135,7 +138,9 @@ class Channels:
                 stream.unreported = 0
 
     def _close_or_update(self, stream: ChannelSocket) -> None:
-        """Pass an end of the stream on once all bytes before it are written, and forget it when both ways have ended."""
+        """Forward the end of the stream once all earlier bytes are written; forget the stream when
+        both ways have ended.
+        """
         if stream.finishing and not stream.out and not stream.connecting and not stream.shut:
             stream.shut = True
             with contextlib.suppress(OSError):
@@ -146,10 +151,10 @@ class Channels:
             self._update_interest(stream)
 
     def receive(self, frame: Frame) -> None:
-        """A frame for one of the channels."""
+        """Handle a frame for one of the channels."""
         stream = self._streams.get(frame.channel)
         if stream is None:
-            return  # reset here while the frame was on its way
+            return  # reset at this end while the frame was in transit
         if frame.kind == frames.RESET:
             stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
             self._forget(stream)
@@ -171,18 +176,19 @@ class Channels:
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which an end that has nothing to send sends an ACK, as its heartbeat."""
-HEARTBEAT_TIMEOUT = 4.0  # seconds without a byte after which a connection counts as lost: TCP alone would take minutes
-ACK_DELAY = 0.05  # seconds that an acknowledgement may wait for a frame to travel with
+# Seconds without a byte after which a connection counts as lost; TCP alone would take minutes.
+HEARTBEAT_TIMEOUT = 4.0
+ACK_DELAY = 0.05  # seconds that an acknowledgement may wait to be sent along with a frame
 ACK_FRAMES = 32
-"""Frames after which it waits no more."""
+"""Number of frames after which an acknowledgement is sent without waiting."""
 
 
 class SessionLoop:
-    """One end. Everything happens on the thread that calls `step`.
+    """One end of a session. Everything happens on the thread that calls `step`.
 
     Args:
         session: the numbered frames.
-        on_frame: called for each frame that is not a channel's.
+        on_frame: called for each frame that does not belong to a channel.
         on_detach: called with a reason when the connection is lost.
     """
 
@@ -199,20 +205,23 @@ class SessionLoop:
         self._last_in = self._last_out = self._last_step = time.monotonic()
         self._ack_at: float | None = None
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------
 
     def watch(self, source: Any, call: Callable[[int], None], mask: int = READABLE) -> None:
-        """Call with the ready events; a mask of 0 ends it, another replaces the one before."""
-        known = source in self._select.get_map()
+        """Call a function with the source's ready events; a mask of 0 stops this, another mask
+        replaces the last one.
+        """
+        registered = source in self._select.get_map()
         if mask:
-            (self._select.modify if known else self._select.register)(source, mask, call)
-        elif known:
+            (self._select.modify if registered else self._select.register)(source, mask, call)
+        elif registered:
             self._select.unregister(source)
 
     def step(self, until: float | None = None) -> None:
-        """Wait for events, until this time (of the monotonic clock) at most, and serve them."""
+        """Wait for events, until this time of the monotonic clock at most, and handle them."""
         for key, mask in self._select.select(self._timeout(until)):
-            # An earlier call of this round may have closed it, and another source may have got its number.
+            # An earlier callback of this round may have closed it, and another source may have got
+            # its number.
             if self._select.get_map().get(key.fd) is key:
                 key.data(mask)
         self.flush()
@@ -229,7 +238,8 @@ class SessionLoop:
 
     def _heartbeat(self) -> None:
         now = time.monotonic()
-        # A laptop that slept, or a stopped process, must not take its own silence for the other end's.
+        # After a laptop slept or a process was stopped, its own silence must not count as the other
+        # end's.
         if now - self._last_step > HEARTBEAT_INTERVAL + 1.0:
             self._last_in = now
         self._last_step = now
@@ -246,36 +256,36 @@ class SessionLoop:
                 self._write(self.session.ack())
 
     def send_gone(self) -> None:
-        """Send the last frame of a daemon that has left nothing on the node."""
+        """Send the last frame of a daemon that has cleaned up its node."""
         if self.attached and not self._out:
             self._write(self.session.gone())
 
     def close(self) -> None:
-        """Close the connection and all streams; twice is safe."""
+        """Close the connection and all streams. Safe to call twice."""
         self._drop()
         self.channels.close()
         self._select.close()
 
-    # -- the connection ----------------------------------------------------------------------------------------------
+    # -- the connection ----------------------------------------------------------------------
 
     @property
     def attached(self) -> bool:
-        """Whether there is a connection."""
+        """True while there is a connection."""
         return self._connection is not None
 
     def attach(
         self, sock: socket.socket, received: int, first: bytes = b"", read: bytes = b""
     ) -> None:
-        """Go on over this connection, in the place of the one before.
+        """Continue over this connection, which replaces the previous one.
 
         Args:
             sock: taken over, and closed when it has ended.
-            received: how many frames the other end has.
-            first: to be written before all frames.
-            read: frames' bytes that were read already.
+            received: number of frames that the other end has.
+            first: bytes to write before all frames.
+            read: bytes of frames that were read already.
 
         Raises:
-            ProtocolError: it is not the other end of this session; the socket is still the caller's.
+            ProtocolError: it is not the other end of this session; the socket remains the caller's.
         """
         self._drop()
         self.session.resume(received)
@@ -290,20 +300,22 @@ class SessionLoop:
         self.flush()
 
     def restart(self, session: Session) -> None:
-        """Begin another session, with another end: the connection and all channels of this one are closed."""
+        """Start another session with another end; the connection and all channels of this one are
+        closed.
+        """
         self._drop()
         self.channels.close()
         self.session = session
         self.channels = Channels(session, self.watch)
 
     def detach(self, why: str) -> None:
-        """Give the connection up."""
+        """Give up the connection and report it."""
         if self._connection is not None:
             self.release()
             self._on_detach(why)
 
     def release(self) -> None:
-        """Give the connection up, and tell nobody: the caller goes on over another one."""
+        """Give up the connection without reporting it: the caller continues over another one."""
         self._drop()
         self.channels.update_congestion()
 
@@ -311,7 +323,8 @@ class SessionLoop:
         if self._connection is not None:
             self.watch(self._connection, self._on_connection, 0)
             with contextlib.suppress(OSError):
-                # A process that was forked meanwhile may hold the socket too: closing alone would not end the connection.
+                # A process forked meanwhile may hold the socket too: closing alone would not end
+                # the connection.
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
             self._connection = None
@@ -351,7 +364,7 @@ class SessionLoop:
                 self._on_frame(frame)
 
     def flush(self) -> None:
-        """Write what waits, as far as the connection takes it."""
+        """Write what is waiting, as far as the connection accepts it."""
         while self._connection is not None:
             if not self._out:
                 if not (data := self.session.take(BATCH)):
@@ -363,7 +376,7 @@ class SessionLoop:
         self.channels.update_congestion()
 
     def acknowledge(self) -> None:
-        """Do not let the acknowledgement of what has come wait."""
+        """Send the next acknowledgement without delay."""
         self._ack_at = 0.0
 
     def _write(self, data: bytes) -> None:
