@@ -1,12 +1,12 @@
-"""The node agents of one pool, and the ranks that they run, whatever gave the nodes.
+"""Node agents of one pool and the ranks that they run, independent of the provider.
 
 agents       start, watch, signal, call, replace
-requests     what nodes and ranks are asked and told while they run
-links        the connections to all agents, requests and replies, addresses from node to node
-nodes        machines and ranks: what agents tell of them, and whether a node out of reach is gone
-telemetry    what ranks wrote and what they use
-checking     asks nodes how they are
-health       how nodes are, judged in words; pure
+requests     requests to nodes and ranks while they run
+links        connections to all agents, requests and replies, addresses between nodes
+nodes        machines and ranks: state reported by agents, and detection of dead nodes
+telemetry    output and resource use of ranks
+checking     collects health reports from nodes
+health       judges health reports and words the verdicts; pure
 tunnel       one session with a node's daemon over many connections, exactly once
 tunnel_ends  one connection of a tunnel, and the transport to the agent behind it
 """

@@ -1,4 +1,4 @@
-"""The node agents of one pool, and the ranks that they run: start, watch, signal, call, replace."""
+"""Node agents of one pool and the ranks that they run: start, watch, signal, call, replace."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 
 REVIVE_TIMEOUT = 30.0
-"""Seconds that nodes which were gone have for their new agents' first words; the agents before may have to end first."""
+"""Seconds that restarted nodes have until their new agents report; the old agents may have to end
+first.
+"""
 
 
 class Agents(AgentRequests):
     """The agents of a pool and the links to them, with their lifetimes.
 
+    All callbacks are called on a link's thread.
+
     Args:
-        nodes: the machines, each with an agent of its own, the head first.
-        died: called (on a link's thread) when a rank ended that nobody asked to end.
-        lost: called (on a link's thread) when an agent is gone, with the node and a reason.
-        note: called with what the user should know of links that are down, and up again.
-        ended: called (on a link's thread) when an agent ends everything, for a limit is over or somebody else ends the pool, with the reason.
-        problem: called (on a link's thread) with what went wrong on a node that goes on.
-        shown: called (on a link's thread) with a rank and what it shows in a run that another notebook began.
-        told: called (on a link's thread) with what is told of machines that will be taken away, and of the ranks' hooks.
+        nodes: the machines, each with its agent, the head first.
+        died: called when a rank ended without being asked to.
+        lost: called when an agent is gone, with the node and a reason.
+        note: called with a note for the user about links that go down or come up again.
+        ended: called with a reason when an agent ends everything, because a limit was reached or
+            the pool was ended from elsewhere.
+        problem: called with the description of a problem on a node that continues.
+        shown: called with a rank and its output in a run that another notebook started.
+        told: called with notices of machines that will be reclaimed, and with the results of the
+            ranks' hooks.
     """
 
     def __init__(
@@ -52,17 +58,17 @@ class Agents(AgentRequests):
             problem,
         )
         self._shown, self._told = shown, told
-        self._unreachable: set[int] = set()  # nodes that are lost and may run on, out of reach
-        self.unreached: list[str] = []  # after the end: nodes that could not be told of it
+        self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
+        self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._routes = Routes(self, self._links, self._calls)
         self._liveness = Liveness(self._note_link, self._routes.reached, self._give_up)
 
-    # -- lifecycle ---------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     def start(self, specs: Sequence[wire.AgentSpec]) -> None:
-        """Open all links; `specs` has one for each node."""
+        """Open all links; `specs` has one entry for each node."""
         self._node_specs = tuple(specs)
         for index, transport in self._links.connect(range(len(specs))).items():
             self._links.add(index, transport).send(specs[index])
@@ -73,10 +79,10 @@ class Agents(AgentRequests):
         ranks: Mapping[int, tuple[int, wire.RankSpec]],
         timeout: float,
     ) -> wire.ControllerUp:
-        """Take up agents and ranks that another notebook has started, as they are: ready, failed, or ended.
+        """Attach to agents and ranks that another notebook started: ready, failed, or ended.
 
         Args:
-            agents: what each was told at its start.
+            agents: the spec that each agent was started with.
             ranks: as for `order`.
 
         Returns:
@@ -98,10 +104,11 @@ class Agents(AgentRequests):
         *,
         partly: bool = False,
     ) -> None:
-        """Open all links to agents that run, and find out how the ranks are: ready, failed, or ended.
+        """Open all links to running agents, and wait for the state of all ranks: ready, failed, or
+        ended.
 
         Args:
-            partly: whether nodes other than the head may be gone.
+            partly: True if nodes other than the head may be gone.
 
         Raises:
             ProvisionError: a node is gone, or does not answer within `timeout` seconds.
@@ -112,7 +119,7 @@ class Agents(AgentRequests):
         self._wait_known(timeout, partly)
 
     def meet(self, timeout: float) -> tuple[Node, ...]:
-        """Find out where the nodes reach each other, and have the head's controller listen there.
+        """Probe the nodes' addresses, and start the head's controller where all others reach it.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -129,54 +136,58 @@ class Agents(AgentRequests):
         return self.nodes
 
     def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
-        """Order the ranks (rank → index into `nodes`, specification); returns at once."""
+        """Start the ranks (rank → index into `nodes`, specification) without waiting for them."""
         self._begin(specs)
         self._order(self.ranks, 0)
 
     def _order(self, ranks: Iterable[int], generation: int) -> None:
-        for link, mine in self._links.of(ranks):
-            specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
-            # by this engines find the controller; the head's agent has it, and so does one that was told before
+        for link, node_ranks in self._links.of(ranks):
+            specs = tuple(
+                vars(self.specs[rank][1]) | {"generation": generation} for rank in node_ranks
+            )
+            # Engines use this to find the controller. The head's agent has it, as does any agent
+            # that was sent it before.
             engine = (
                 self.controller.engine if self.controller is not None and link.node > 0 else None
             )
             link.send(wire.Spawn(specs, engine))
 
     def close(self) -> None:
-        """End all agents and what they started; twice is safe."""
+        """End all agents and everything that they started. Safe to call twice."""
         self._closing = True
         self._liveness.close()
         self._links.close()
         self.unreached = [self.nodes[index].name for index in sorted(self._unreachable | self.away)]
 
     def leave(self) -> None:
-        """Close the links, and leave the agents and all that they run; twice is safe."""
+        """Close the links without stopping the agents or their ranks. Safe to call twice."""
         self._closing = True
         self._liveness.close()
         for node in self.nodes:
             if node.leave is not None:
                 node.leave()
 
-    # -- ranks -------------------------------------------------------------------------------------------------------
+    # -- ranks -------------------------------------------------------------------------------------
 
     def respawn(self, ranks: Iterable[int], generation: int) -> None:
-        """Start these ranks anew; what still runs of them is killed."""
-        chosen = sorted(set(ranks))
+        """Start these ranks again; any that still run are killed."""
+        sorted_ranks = sorted(set(ranks))
         with self._changed:
-            for rank in chosen:
+            for rank in sorted_ranks:
                 self.ranks[rank] = self._new_state(rank)
             self._progress_at = time.monotonic()
-        self._order(chosen, generation)
+        self._order(sorted_ranks, generation)
 
     def reshape(self, specs: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
-        """Other ranks from now on: wait for the end of those that `specs` lacks; new ones are not started yet.
+        """Change the set of ranks: wait for the end of those missing in `specs`; new ones are not
+        started yet.
 
         Raises:
-            ProvisionError: one did not end in time.
+            ProvisionError: a rank did not end in time.
         """
-        gone = [rank for rank in self.ranks if rank not in specs]
+        removed = [rank for rank in self.ranks if rank not in specs]
         self.wait(
-            lambda: all(self.ranks[rank].exited for rank in gone),
+            lambda: all(self.ranks[rank].exited for rank in removed),
             timeout,
             "the end of released ranks",
         )
@@ -184,17 +195,16 @@ class Agents(AgentRequests):
             self.specs = dict(specs)
             self.ranks = {rank: self.ranks.get(rank) or self._new_state(rank) for rank in specs}
 
-    # -- nodes that are out of sight ---------------------------------------------------------------------------------
+    # -- unreachable nodes -------------------------------------------------------------------------
 
     def _link_changed(self, index: int, state: str) -> None:
         with self._changed:
-            # "lost" is for certain: its agent has ended, and needs not be told of anything
+            # "lost" is certain: the agent has ended, and needs no messages.
             (self.away.discard if state in ("connected", "lost") else self.away.add)(index)
         if state == "connected":
             self._liveness.link_up(index)
-        elif (
-            state == "reconnecting" and not self._closing
-        ):  # the end of one that is lost comes by its link
+        # the end of a lost one is reported by its link
+        elif state == "reconnecting" and not self._closing:
             self._liveness.link_down(index)
 
     def _note_link(self, index: int, away: bool) -> None:
@@ -203,69 +213,81 @@ class Agents(AgentRequests):
             limit = self._node_specs[index].max_away
             bound = f" for {duration_text(limit)} at most" if limit is not None else ""
             self._note(
-                f"{name}: connection lost; ranks there keep running{bound}, and this notebook reconnects"
+                f"{name}: connection lost; ranks there keep running{bound}, "
+                "and this notebook reconnects"
             )
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
 
     def _give_up(self, index: int) -> None:
-        """No other node reaches it: its link ends."""
-        name, others = self.nodes[index].name, len(self.nodes) - 1
+        """Give up a node that no other node reaches, which ends its link."""
+        name, other_count = self.nodes[index].name, len(self.nodes) - 1
         if self.nodes[index].alive() is False:
             reason = f"{name} is terminated"
         else:
             self._unreachable.add(index)
-            other_nodes = "node" if others == 1 else count(others, "node")
+            other_nodes = "node" if other_count == 1 else count(other_count, "node")
             reason = f"{name} does not answer, neither here nor to the other {other_nodes}"
         self.abandon(index, reason)
 
     def drop_silent(self, ranks: Iterable[int], timeout: float) -> None:
-        """Give up nodes whose link stands and whose agents do not say within `timeout` seconds what these ranks use: they hang, or were
-        stopped. Ranks of this machine end with them."""
-        heard = {self.specs[rank][0] for rank in self.ask(ranks, "usage", timeout)}
-        for index in {self.specs[rank][0] for rank in ranks} - heard - self.away - self.gone.keys():
+        """Give up nodes whose agents do not report these ranks' usage within `timeout` seconds.
+
+        Their links are up, so the agents hang or were stopped. Ranks of such a machine end with
+        them.
+        """
+        answered = {self.specs[rank][0] for rank in self.ask(ranks, "usage", timeout)}
+        for index in (
+            {self.specs[rank][0] for rank in ranks} - answered - self.away - self.gone.keys()
+        ):
             self.abandon(index, f"the agent on {self.nodes[index].name} does not answer")
 
     def abandon(self, index: int, reason: str) -> None:
-        """Give up a node whose link stands, and all that runs there: `revive` starts another agent."""
+        """Give up a node whose link is up, and everything that runs there; `revive` starts another
+        agent.
+        """
         self.lose(index, reason)
         self._links[index].drop()
 
     def lose(self, index: int, reason: str, fate: str | None = None) -> None:
-        """Give up a node: its ranks are lost, and whoever gives it says why, unless its fate is known."""
+        """Give up a node and its ranks.
+
+        The reason includes the fate that the provider reports, if any.
+        """
         if index in self.gone or self._closing:
             return
+        # the provider may take some seconds to answer: not with the lock held
         fate = self.nodes[index].fate() if fate is None else fate
         reason = f"{reason} ({fate})" if fate and fate not in reason else reason
         with self._changed:
             if index in self.gone or self._closing:
                 return
             self._lost_node(index, reason)
-        self._liveness.link_up(index)  # nobody waits for it any more
+        self._liveness.link_up(index)  # nothing waits for it any more
         self._lost(index, reason)
 
     def revive(
         self, timeout: float, machines: Mapping[int, Node] = MappingProxyType({})
     ) -> list[int]:
-        """Start agents anew on the nodes that are gone; the ranks that must be started, none of which runs yet.
+        """Start agents again on the nodes that are gone, and return the ranks to start.
 
-        With the head, its controller is another one too, which all ranks must meet: those of other nodes are among them.
+        If the head is among them, its controller is new too, and all ranks must connect to it, so
+        ranks of other nodes are included.
 
         Args:
             timeout: seconds that the head's controller may take; the agents have `REVIVE_TIMEOUT`.
-            machines: other machines in the place of some of them.
+            machines: replacement machines for some of the nodes.
 
         Raises:
-            ProvisionError: one is not to be reached still.
+            ProvisionError: a node still cannot be reached.
         """
         back, unreachable = dict(self.gone), set(self._unreachable)
         if not back:
             return []
         self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
         before = {index: self.started[index] for index in back if index in self.started}
-        self._links.retire(
-            back, REVIVE_TIMEOUT
-        )  # an agent may live on whose controller, or forkserver, has ended
+        # an agent may still run although its controller or forkserver has ended
+        self._links.retire(back, REVIVE_TIMEOUT)
         try:
             self._relink(back)
             names = ", ".join(self.nodes[index].name for index in back)
@@ -314,24 +336,24 @@ class Agents(AgentRequests):
                 link.send(offer)
 
     def _pass_on(self, index: int, message: wire.InterruptionNotice | wire.HookEnded) -> None:
-        """The ranks of all nodes hear of a machine that will be taken away."""
+        """Tell the ranks of all other nodes about a machine that will be reclaimed."""
         if isinstance(message, wire.InterruptionNotice) and message.at is not None:
             self.ending[index] = message.at
             self._links.send_others(index, message)
         self._told(message)
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _received(self, index: int, message: wire.AgentMessage | None) -> None:
         reason = ""
         with self._changed:
             match message:
                 case None if index not in self.gone:
-                    said = self._links.complaint(index)
+                    complaint = self._links.complaint(index)
                     ended = f"the agent on {self.nodes[index].name} ended"
                     reason = (
-                        (f"{ended}:\n{said}" if "\n" in said else f"{ended}: {said}")
-                        if said
+                        (f"{ended}:\n{complaint}" if "\n" in complaint else f"{ended}: {complaint}")
+                        if complaint
                         else ended
                     )
                     self._trouble = self._trouble or reason
@@ -342,13 +364,13 @@ class Agents(AgentRequests):
                 case wire.RankReply():
                     self._calls.replied(message.number, message.rank, message.value)
                 case wire.ControllerUp():
-                    self._links.send_others(
-                        0, wire.Spawn((), message.engine)
-                    )  # their ranks wait for it
+                    # their ranks wait for it
+                    self._links.send_others(0, wire.Spawn((), message.engine))
             died = self._apply(index, message)
             self._changed.notify_all()
         if isinstance(message, wire.RendezvousKey):
-            if not message.key.partition("/")[2]:  # holds for all generations
+            # a key without a generation holds for all of them, also for agents started later
+            if not message.key.partition("/")[2]:
                 self._offers[message.key] = message
             self._links.send_others(index, message)
         if self._closing:

@@ -1,4 +1,6 @@
-"""Check the nodes of a pool, all at once: each runs `skymagic.kernels.check`, whose report `skymagic.cluster.health` judges."""
+"""Check all nodes of a pool at once: each runs `skymagic.kernels.check`, and `health` judges its
+report.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,14 @@ def check(
 
     Args:
         expected: GPUs that each node should have.
-        say: gets a line when the check begins.
+        say: called with a line when the check begins.
     """
     say(f"looking at {', '.join(node.name for node in nodes)} …")
     opened: list[Transport] = []
     try:
         reports = run_all([partial(_check_node, node, opened) for node in nodes], timeout=TIMEOUT)
-    finally:  # also those that have not answered: their threads wait for the next byte
+    finally:
+        # Also closes nodes that have not answered: their threads are blocked in a read.
         run_all([transport.close for transport in opened], timeout=TIMEOUT)
     health = tuple(
         report if isinstance(report, Health) else _unreached(node, report)
@@ -46,7 +49,11 @@ def check(
 
 
 def _check_node(node: Node, opened: list[Transport]) -> Health:
-    """Ask one node, over a transport that the caller closes. Raises OSError, EOFError or HostError: it is gone."""
+    """Check one node over a transport that the caller closes.
+
+    Raises:
+        OSError, EOFError, HostError: the node is gone.
+    """
     transport = node.run(processes.CHECK)
     opened.append(transport)
     replies = wire.messages(transport.read, noise=True)
@@ -70,12 +77,14 @@ def _check_node(node: Node, opened: list[Transport]) -> Health:
 
 
 def _clock(ask: Callable[[wire.CheckMessage], wire.CheckMessage]) -> tuple[float, float]:
-    """Return (seconds that the node's clock is ahead, how wrong that may be), by the fastest answer, as NTP does it."""
+    """Return how far the node's clock is ahead, in seconds, and the error bound, from the fastest
+    answer as in NTP.
+    """
     readings = []
     for _ in range(CLOCK_READINGS):
-        begun, clock = time.monotonic(), time.time()
+        start, clock = time.monotonic(), time.time()
         reply = ask(wire.ReadClock())
-        half = (time.monotonic() - begun) / 2
+        half = (time.monotonic() - start) / 2
         assert isinstance(reply, wire.NodeClock)
         readings.append((half, reply.time - (clock + half)))
     unsure, ahead = min(readings)

@@ -25,7 +25,10 @@ HARDWARE_XIDS: Mapping[int, str] = {
     120: "its system processor (GSP) failed",
     140: "unrecovered ECC error",
 }
-"""Errors of NVIDIA's page "XID Errors" that mean the hardware. Others (13, 31, 43, 45) are faults of programs."""
+"""Hardware errors among those on NVIDIA's page "XID Errors".
+
+Others (13, 31, 43, 45) are program faults.
+"""
 LEAST_DISK = 10_000_000_000  # bytes: an environment with torch takes some 6 GB
 CLOCK_SECONDS = 1.0  # clocks further apart than this make logs, caches and signed requests wrong
 HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "verdict")
@@ -33,7 +36,7 @@ HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "verd
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as nvidia-smi lists it; `errors` are uncorrected ECC errors, None if it reports none."""
+    """A GPU in nvidia-smi's list; `errors` are uncorrected ECC errors, None if not reported."""
 
     index: int
     name: str
@@ -42,27 +45,30 @@ class Gpu:
 
 
 def gpus(listed: str) -> tuple[Gpu, ...]:
-    """Read nvidia-smi's list of `wire.check.GPU_FIELDS`, as CSV without headings and units. Other lines are left out."""
-    found = []
+    """Parse nvidia-smi's list of `wire.check.GPU_FIELDS` (CSV without headings or units).
+
+    Other lines are ignored.
+    """
+    gpus_listed = []
     for line in listed.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 4 and cells[0].isdigit():
-            # [N/A], [Not Supported] and the like are no number
+            # [N/A], [Not Supported] and the like are not numbers.
             errors = int(cells[3]) if cells[3].isdigit() else None
-            found.append(Gpu(int(cells[0]), cells[1], cells[2], errors))
-    return tuple(found)
+            gpus_listed.append(Gpu(int(cells[0]), cells[1], cells[2], errors))
+    return tuple(gpus_listed)
 
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the GPU's driver has logged: the PCI address of the GPU, and the number."""
+    """An error logged by the GPU's driver: the PCI address of the GPU, and the error number."""
 
     device: str
     number: int
 
 
 def xids(log: Iterable[str]) -> tuple[Xid, ...]:
-    """Read the errors in lines of the kernel's log, each device and number once."""
+    """Parse errors from lines of the kernel's log, each device and number once."""
     matches = (re.search(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", line) for line in log)
     return tuple(dict.fromkeys(Xid(match[1], int(match[2])) for match in matches if match))
 
@@ -72,11 +78,12 @@ class Health:
     """State of a node.
 
     Attributes:
-        unreached: why it could not be asked; then nothing else is known.
-        complaint: what nvidia-smi printed instead of listing GPUs.
-        xids: None if the kernel's log may not be read.
-        disk_free: bytes.
-        ahead: seconds that its clock is ahead of the notebook's. unsure: how wrong that may be.
+        unreached: reason why it could not be checked; then nothing else is known.
+        complaint: output of nvidia-smi when it did not list GPUs.
+        xids: None if the kernel's log is not readable.
+        disk_free: in bytes.
+        ahead: seconds that its clock is ahead of the notebook's.
+        unsure: error bound of `ahead`, in seconds.
     """
 
     name: str
@@ -91,7 +98,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Something wrong with a node; `broken` if it cannot be used, else only worth knowing."""
+    """A problem of a node; `broken` if the node cannot be used, else only worth knowing."""
 
     node: int
     words: str
@@ -103,7 +110,7 @@ class Findings:
     """Result of a check: a table, as text in a terminal and as HTML in a notebook.
 
     Attributes:
-        expected: GPUs that each node should have; 0 if none are asked for.
+        expected: GPUs that each node should have; 0 if no number is required.
     """
 
     nodes: tuple[Health, ...]
@@ -111,16 +118,16 @@ class Findings:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """All that is wrong, by node."""
+        """Problems of all nodes, in node order."""
         drivers = Counter(gpu.driver for node in self.nodes for gpu in node.gpus)
         usual = drivers.most_common(1)[0][0] if drivers else ""
         clock = median([node.ahead for node in self.nodes if not node.unreached] or [0.0])
         verdicts = []
         for index, node in enumerate(self.nodes):
-            for words in _broken(node, self.expected):
-                verdicts.append(Verdict(index, words, broken=True))
-            for words in [] if node.unreached else _worth_knowing(node, usual, clock):
-                verdicts.append(Verdict(index, words))
+            for text in _broken(node, self.expected):
+                verdicts.append(Verdict(index, text, broken=True))
+            for text in [] if node.unreached else _worth_knowing(node, usual, clock):
+                verdicts.append(Verdict(index, text))
         return verdicts
 
     @property
@@ -130,16 +137,16 @@ class Findings:
 
     @property
     def may_pass(self) -> bool:
-        """Whether another check may find less: a node was not reached."""
+        """True if a repeated check may find fewer problems, because a node was not reached."""
         return any(node.unreached for node in self.nodes)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of each node."""
-        words: dict[int, list[str]] = {}
+        """Return the table cells of each node."""
+        texts: dict[int, list[str]] = {}
         for verdict in self.verdicts:
-            words.setdefault(verdict.node, []).append(verdict.words)
+            texts.setdefault(verdict.node, []).append(verdict.words)
         return [
-            (*_cells(node), "; ".join(words.get(index, [])) or "good")
+            (*_cells(node), "; ".join(texts.get(index, [])) or "good")
             for index, node in enumerate(self.nodes)
         ]
 
@@ -151,7 +158,7 @@ class Findings:
 
 
 def _broken(node: Health, expected: int) -> list[str]:
-    """Return why a node cannot be used."""
+    """Return the reasons why a node cannot be used."""
     if node.unreached:
         return [f"not checked: {node.unreached}"]
     reasons = []
@@ -173,8 +180,8 @@ def _broken(node: Health, expected: int) -> list[str]:
 
 def _worth_knowing(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
     notes = []
-    if others := sorted({gpu.driver for gpu in node.gpus} - {usual_driver}):
-        notes.append(f"driver {', '.join(others)}, where most have {usual_driver}")
+    if other_drivers := sorted({gpu.driver for gpu in node.gpus} - {usual_driver}):
+        notes.append(f"driver {', '.join(other_drivers)}, where most have {usual_driver}")
     notes += [
         f"a program has failed on the GPU at {xid.device} (Xid {xid.number})"
         for xid in node.xids or ()
@@ -182,7 +189,7 @@ def _worth_knowing(node: Health, usual_driver: str, usual_clock: float) -> list[
     ]
     if node.disk_free < LEAST_DISK:
         notes.append(f"{size(node.disk_free)} of its disk free")
-    # it may differ from the notebook's clock, or from those of the other nodes
+    # Its clock may differ from the notebook's, or from those of the other nodes.
     if max(abs(node.ahead), abs(node.ahead - usual_clock)) - node.unsure > CLOCK_SECONDS:
         notes.append(f"its clock is {_clock(node)}")
     return notes

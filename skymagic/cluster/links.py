@@ -1,4 +1,6 @@
-"""The connections to all agents of a pool: messages out and in, requests and their replies, and the addresses by which nodes reach each other."""
+"""Connections to all agents of a pool: messages, requests with replies, and addresses between
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from skymagic.wire.threads import run_all
 
 
 class PendingCalls:
-    """Requests that wait for replies, each by the number that its replies bear."""
+    """Requests that wait for replies, matched by number."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
@@ -26,12 +28,12 @@ class PendingCalls:
         self._kept: dict[int, tuple[int, dict[int, Any]]] = {}
 
     def number(self) -> int:
-        """A number that no other request has."""
+        """Return a number that no other request has."""
         return next(self._numbers)
 
     @contextlib.contextmanager
     def call(self) -> Iterator[tuple[int, dict[int, Any]]]:
-        """A number for a request, and where its replies arrive, by who sends them."""
+        """Yield a number for a request, and a dictionary that receives its replies by sender."""
         number = self.number()
         replies = self._replies.setdefault(number, {})
         try:
@@ -40,30 +42,33 @@ class PendingCalls:
             self._replies.pop(number, None)
 
     def keep(self, sender: int, replies: dict[int, Any]) -> int:
-        """Number a request whose only reply is put into `replies`, under its sender, whenever it comes."""
+        """Number a request whose only reply goes into `replies` under its sender, whenever it
+        arrives.
+        """
         number = self.number()
         self._kept[number] = sender, replies
         return number
 
     def replied(self, number: int, sender: int, reply: Any) -> None:
-        """A reply has come; one that nobody waits for any more is dropped."""
-        if (kept := self._kept.get(number)) is not None and kept[0] == sender:
-            kept[1][sender] = reply
+        """Deliver a reply; it is dropped if nothing waits for it any more."""
+        if (entry := self._kept.get(number)) is not None and entry[0] == sender:
+            entry[1][sender] = reply
             del self._kept[number]
         self._replies.get(number, {})[sender] = reply
 
     def wait(self, enough: Callable[[], bool], timeout: float) -> None:
-        """Wait until there are enough replies, `timeout` seconds at most."""
+        """Wait until there are enough replies, or `timeout` seconds have passed."""
         with self._changed:
             self._changed.wait_for(enough, timeout)
 
 
 class AgentLink:
-    """The connection to one node's agent: sends messages, and hands on what comes, on a thread of its own.
+    """Connection to one node's agent: sends messages, and dispatches incoming ones on its own
+    thread.
 
     Args:
-        transport: how to reach the agent.
-        node: the node's number, given with each message.
+        transport: byte streams to the agent.
+        node: the node's number, passed with each message.
         received: called on the link's thread for each message, and with None when the link ends.
     """
 
@@ -76,7 +81,7 @@ class AgentLink:
         self.node = node
         self._transport = transport
         self._received = received
-        self.complaint = ""  # set when the link has ended: why, as far as the other end said so
+        self.complaint = ""  # set when the link has ended: the reason, if the other end gave one
         self._writing = threading.Lock()
         self._thread = threading.Thread(
             target=self._listen, name=f"skymagic-link-{node}", daemon=True
@@ -84,7 +89,7 @@ class AgentLink:
         self._thread.start()
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send a message; one to an agent that is gone is dropped (its end is reported by `received`)."""
+        """Send a message. It is dropped if the agent is gone, which `received` reports."""
         with self._writing, contextlib.suppress(OSError):
             self._transport.write(wire.encode(message))
 
@@ -98,16 +103,22 @@ class AgentLink:
         self._received(self.node, None)
 
     def drop(self) -> None:
-        """Close the link to an agent that cannot be reached, which ends once it is reached again; twice is safe."""
+        """Close the link to an unreachable agent, which ends once it is reached again.
+
+        Safe to call twice.
+        """
         self._transport.close()
 
     def retire(self) -> None:
-        """Close it for good, for another link takes its place: what comes on it still is no news any more; twice is safe."""
+        """Close the link for good, because another one replaces it; ignore its remaining messages.
+
+        Safe to call twice.
+        """
         self._received = lambda node, message: None
         self.close()
 
     def close(self) -> None:
-        """Ask the agent to end everything, and wait for it; twice is safe."""
+        """Ask the agent to end everything, and wait for it. Safe to call twice."""
         self.send(wire.Shutdown())
         self._thread.join(timeout=5.0)
         self._transport.close()
@@ -118,8 +129,9 @@ class AgentLinks:
     """A link for each node.
 
     Args:
-        states: the nodes and where their ranks are.
-        received: called on a link's thread for each message of a node, and with None when its link ends.
+        states: the nodes and the location of their ranks.
+        received: called on a link's thread for each message of a node, and with None when its link
+            ends.
         changed: called with a node and its link's state: "connected", "reconnecting" or "lost".
     """
 
@@ -139,16 +151,17 @@ class AgentLinks:
         return iter(tuple(self._links.values()))
 
     def add(self, index: int, transport: Transport) -> AgentLink:
-        """A node's link, over this transport; in the place of the one that there was."""
+        """Return a new link to a node over this transport, which replaces any earlier link."""
         link = AgentLink(transport, index, self._received)
-        self._links = {
-            **self._links,
-            index: link,
-        }  # not changed in place: other threads go through it
+        # not changed in place: other threads iterate over it
+        self._links = {**self._links, index: link}
         return link
 
     def connect(self, indices: Iterable[int]) -> dict[int, Transport]:
-        """Reach the agents of these nodes side by side; when one fails, the others are closed, and what it raised is raised."""
+        """Connect to the agents of these nodes concurrently.
+
+        If one fails, the other transports are closed and its error is raised.
+        """
         opened: dict[int, Transport | BaseException] = {}
 
         def open_one(index: int) -> None:
@@ -159,9 +172,10 @@ class AgentLinks:
             except BaseException as problem:
                 opened[index] = problem
 
-        first, *others = indices  # the head's, on this thread: an interrupt reaches it
+        # the head's on this thread, so that an interrupt reaches it
+        first, *other_indices = indices
         threads = [
-            threading.Thread(target=open_one, args=(index,), daemon=True) for index in others
+            threading.Thread(target=open_one, args=(index,), daemon=True) for index in other_indices
         ]
         for thread in threads:
             thread.start()
@@ -169,11 +183,11 @@ class AgentLinks:
         for thread in threads:
             thread.join()
         transports = {
-            index: made
-            for index, made in sorted(opened.items())
-            if not isinstance(made, BaseException)
+            index: result
+            for index, result in sorted(opened.items())
+            if not isinstance(result, BaseException)
         }
-        problems = [made for made in opened.values() if isinstance(made, BaseException)]
+        problems = [result for result in opened.values() if isinstance(result, BaseException)]
         if problems:
             for transport in transports.values():
                 transport.close()
@@ -181,30 +195,31 @@ class AgentLinks:
         return transports
 
     def of(self, ranks: Iterable[int]) -> list[tuple[AgentLink, tuple[int, ...]]]:
-        """The links to the nodes of these ranks, each with those that are there."""
-        chosen, specs = sorted(set(ranks)), self._states.specs
+        """Return the links to the nodes of these ranks, each with its ranks."""
+        sorted_ranks, specs = sorted(set(ranks)), self._states.specs
         shares = [
-            (link, tuple(rank for rank in chosen if specs[rank][0] == link.node)) for link in self
+            (link, tuple(rank for rank in sorted_ranks if specs[rank][0] == link.node))
+            for link in self
         ]
-        return [(link, mine) for link, mine in shares if mine]
+        return [(link, node_ranks) for link, node_ranks in shares if node_ranks]
 
     def send_others(self, index: int, message: wire.AgentMessage) -> None:
-        """Send a message to all nodes but one."""
+        """Send a message to all nodes except one."""
         for link in self:
             if link.node != index:
                 link.send(message)
 
     def complaint(self, index: int) -> str:
-        """Why a node's link has ended, as far as its other end said so."""
+        """Return the reason why a node's link ended, if its other end gave one."""
         link = self._links.get(index)
         return link.complaint if link is not None else ""
 
     def retire(self, indices: Iterable[int], timeout: float) -> None:
-        """Close links for good, `timeout` seconds at most: others will take their places."""
+        """Close links for good, within `timeout` seconds, before others replace them."""
         run_all([self._links[index].retire for index in indices], timeout=timeout)
 
     def close(self) -> None:
-        """Ask all agents to end everything; twice is safe."""
+        """Ask all agents to end everything. Safe to call twice."""
         run_all([link.close for link in self])
 
 
@@ -213,15 +228,15 @@ PROBE_TIMEOUT = 5.0
 
 
 class Routes:
-    """Has the nodes of a pool probe each other's addresses."""
+    """Find out which addresses the nodes of a pool reach each other at."""
 
     def __init__(self, states: States, links: AgentLinks, calls: PendingCalls) -> None:
         self._states, self._links, self._calls = states, links, calls
         self._listening: dict[int, wire.ProbeReply] = {}
-        """By node: where it listens for probes, from when it has said so."""
+        """Node → addresses for probing it, once it has reported them."""
 
     def find(self, timeout: float) -> list[str]:
-        """Where the nodes reach each other, the head first.
+        """Return each node's address for the others, the head first.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -229,24 +244,27 @@ class Routes:
         nodes, started = self._states.nodes, self._states.started
         if len({started[index].machine for index in range(len(nodes))}) == 1:
             return ["127.0.0.1"] * len(nodes)
-        places, others = self._places(0) or started[0].addresses, range(1, len(nodes))
+        addresses, other_indices = self._places(0) or started[0].addresses, range(1, len(nodes))
         with self._calls.call() as (number, answers):
-            for index in others:
+            for index in other_indices:
                 self._links[index].send(
-                    wire.ProbeAddresses(dict(places), started[0].secret, number)
+                    wire.ProbeAddresses(dict(addresses), started[0].secret, number)
                 )
             self._states.wait(
-                lambda: len(answers) == len(others), timeout, "the way from node to node"
+                lambda: len(answers) == len(other_indices), timeout, "the way from node to node"
             )
-            found: dict[int, wire.ProbeReply] = dict(answers)
-        chosen = common_address(nodes, places, {index: found[index].routes for index in others})
-        return [chosen, *(found[index].routes[chosen] for index in others)]
+            replies: dict[int, wire.ProbeReply] = dict(answers)
+        head_address = common_address(
+            nodes, addresses, {index: replies[index].routes for index in other_indices}
+        )
+        return [head_address, *(replies[index].routes[head_address] for index in other_indices)]
 
     def listen(self, indices: Iterable[int]) -> None:
-        """Have these nodes listen where the others reach them, so that these can tell later whether one is dead.
+        """Have these nodes listen at the addresses known to the others, which can later probe
+        whether one is dead.
 
-        Returns at once. Called whenever agents are new to this notebook: after the start, after attaching, and
-        after agents were started anew.
+        Returns at once. Called whenever agents are new to this notebook: after the start, after
+        attaching, and after agents were restarted.
         """
         nodes = self._states.nodes
         if len(nodes) < 2:
@@ -257,12 +275,14 @@ class Routes:
                 self._links[index].send(wire.ListenForProbes(nodes[index].address, number))
 
     def _places(self, index: int) -> dict[str, int]:
-        """Where a node listens for probes (address → port); empty while it has not said so."""
+        """Return a node's addresses for probes (address → port); empty until it has reported
+        them.
+        """
         reply = self._listening.get(index)
         return reply.addresses if reply is not None else {}
 
     def reached(self, index: int) -> bool | None:
-        """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
+        """Return True if another node reaches this one and it was not released; None if unknown."""
         if self._states.nodes[index].alive() is False:
             return False
         states, probed, started = (
@@ -270,48 +290,51 @@ class Routes:
             self._places(index),
             self._states.started.get(index),
         )
-        others = [
+        other_nodes = [
             other
             for other in range(len(states.nodes))
             if other not in {index, *states.away, *states.gone}
         ]
-        if not probed or not others or started is None:
+        if not probed or not other_nodes or started is None:
             return None
         with self._calls.call() as (number, answers):
-            for other in others:
+            for other in other_nodes:
                 self._links[other].send(wire.ProbeAddresses(probed, started.secret, number))
-            self._calls.wait(lambda: len(answers) == len(others), PROBE_TIMEOUT)
-            found = list(answers.values())
-        return any(answer.routes for answer in found) if found else None
+            self._calls.wait(lambda: len(answers) == len(other_nodes), PROBE_TIMEOUT)
+            replies = list(answers.values())
+        return any(answer.routes for answer in replies) if replies else None
 
     def forget(self, index: int) -> None:
-        """A node has another agent, whose ports are others."""
+        """Forget a node's probe addresses: its new agent listens on other ports."""
         self._listening.pop(index, None)
 
 
 def common_address(
     nodes: Sequence[Node], places: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]
 ) -> str:
-    """The first address of the head that all others reach.
+    """Return the first address of the head that all other nodes reach.
 
     Args:
         places: the head's addresses, each with the port that was probed.
-        ways: for each of the others, which of these it reaches, each with its own address on that way.
+        ways: for each other node, the addresses that it reaches, each with the node's own address
+            on that route.
 
     Raises:
-        ProvisionError: there is none.
+        ProvisionError: no such address exists.
     """
     for address in places:
-        if all(address in way for way in ways.values()):
+        if all(address in routes for routes in ways.values()):
             return address
     head = nodes[0].name
     if not places:
         raise ProvisionError(
-            f"{head} has no private IPv4 address, by which the nodes of a pool reach each other (IPv6 alone does not do): "
+            f"{head} has no private IPv4 address, by which the nodes of a pool reach each other "
+            "(IPv6 alone does not do): "
             "give each node one, or make a pool of one node"
         )
-    lost = [nodes[index].name for index, way in ways.items() if not way]
+    lost = [nodes[index].name for index, routes in ways.items() if not routes]
     raise ProvisionError(
-        f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
-        f"({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one network, and let each other in"
+        f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves "
+        f"all ({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one "
+        "network, and let each other in"
     )

@@ -1,4 +1,4 @@
-"""Nodes and ranks of a pool: a machine as its provider gives it, what agents tell of it and of its ranks, and whether it is gone."""
+"""Nodes and ranks of a pool: machines from the provider, state reported by agents, and liveness."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankState:
-    """What is known of one rank."""
+    """State of one rank, as reported by its agent."""
 
     hostname: str
-    """The rank's machine, as users call it."""
+    """Name of the rank's machine, as shown to users."""
     pid: int | None = None
     ident: str | None = None
     """Identity under which its engine registers."""
@@ -35,27 +35,32 @@ class RankState:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of a pool, as its provider gives it.
+    """A machine of a pool, as described by its provider.
 
     Attributes:
-        index: its number among the machines, 0 for the head.
-        name: what users call it.
-        start_agent: starts its node agent, and is a link to it; its argument is called with the link's state:
-            "connected", "reconnecting" or "lost".
-        run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in the environment of
-            its ranks, and is a link to it; each call another process, which ends when the link is closed.
-        forward: an address and port on that machine (and the port wanted here) → a port of 127.0.0.1 here that leads there; None where
-            the machine is this one.
-        address: where the other nodes reach it; empty until the nodes have met.
-        install: ``install(addition, words, cancelled)`` installs packages into the environment of its ranks; `words` gets each
-            line that the installer prints, and it ends soon once `cancelled` says so. None where the environment is the
-            notebook's own, or an interpreter that is used as it is.
-        python: that interpreter; empty where there is none.
-        access: what its provider needs to reach its agent again from another notebook; None where an agent ends with its notebook.
-        leave: closes what leads to its agent, and leaves that running; twice is safe. None where it would end.
-        alive: whether who gives the machine says that it runs; None where nobody says it.
-        fate: why it is gone, where who gives the machine says it: a sentence; "" where nobody does. May take some seconds.
-        hostname: its own name for itself; empty until the nodes have met.
+        index: number among the machines, 0 for the head.
+        name: name shown to users.
+        start_agent: starts its node agent and returns a transport to it. Its argument is called
+            with the link's state: "connected", "reconnecting" or "lost".
+        run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in
+            the environment of its ranks, and returns a transport to it. Each call starts another
+            process, which ends when the transport is closed.
+        forward: maps an address and port on that machine (and a preferred local port) to a port of
+            127.0.0.1 here that leads there; None if the machine is this one.
+        address: address at which the other nodes reach it; empty until that is known.
+        install: ``install(addition, words, cancelled)`` installs packages into the environment of
+            its ranks. `words` is called with each line that the installer prints; the installation
+            ends soon after `cancelled` returns True. None if the environment is the notebook's own,
+            or an interpreter that is used as it is.
+        python: that interpreter; empty if there is none.
+        access: data with which its provider reaches the agent again from another notebook; None if
+            the agent ends with its notebook.
+        leave: closes the connection to its agent without stopping the agent; safe to call twice.
+            None if the agent would end.
+        alive: returns True if the provider reports the machine as running, None if unknown.
+        fate: returns the provider's explanation of why the machine is gone, as a sentence, or "".
+            May take some seconds.
+        hostname: the machine's own host name; empty until its agent has reported it.
         own: name → digest of the notebook's own distributions in the environment of its ranks.
     """
 
@@ -81,38 +86,40 @@ class Node:
 
 
 class States:
-    """What is known of the nodes of a pool and of their ranks; one lock guards it, and its waiters are notified of each message."""
+    """State of the nodes of a pool and of their ranks.
+
+    One lock guards it; its waiters are notified of each message.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
-        self.specs: dict[
-            int, tuple[int, wire.RankSpec]
-        ] = {}  # rank → (index into `nodes`, its specification)
+        # rank → (index into `nodes`, its specification)
+        self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
         self.ranks: dict[int, RankState] = {}
-        self.started: dict[
-            int, wire.AgentStarted
-        ] = {}  # by index into `nodes`: what its agent said of itself
+        # index into `nodes` → first message of its agent
+        self.started: dict[int, wire.AgentStarted] = {}
         self.controller: wire.ControllerUp | None = None
-        self.away: set[int] = set()  # nodes whose links are down, and come back or not
-        self.gone: dict[int, str] = {}  # nodes that are lost, each with a reason
-        self.ending: dict[
-            int, float
-        ] = {}  # nodes that will be taken away, each with when (seconds since 1970)
-        self.last_lines: dict[int, str] = {}  # after the end: what each rank's log ended with
+        self.away: set[int] = set()  # nodes whose links are down, perhaps for good
+        self.gone: dict[int, str] = {}  # lost nodes, each with a reason
+        # nodes that will be reclaimed, each with the time (seconds since 1970)
+        self.ending: dict[int, float] = {}
+        self.last_lines: dict[int, str] = {}  # after the end: last lines of each rank's log
         self._changed = threading.Condition()
-        self._progress_at = time.monotonic()  # of the last news of a rank's start or end
-        self._trouble: str | None = None  # what ends each wait for the start of something
+        self._progress_at = time.monotonic()  # of the last message about a rank's start or end
+        self._trouble: str | None = None  # reason that ends any wait for something to start
 
     def ranks_of(self, index: int) -> list[int]:
-        """The ranks of one node."""
-        return [rank for rank, (where, _) in self.specs.items() if where == index]
+        """Return the ranks of one node."""
+        return [rank for rank, (node, _) in self.specs.items() if node == index]
 
     def is_away(self, rank: int) -> bool:
-        """Whether the link to a rank's node is down."""
+        """Return True if the link to a rank's node is down."""
         return self.specs[rank][0] in self.away
 
     def late(self, seconds: float) -> list[int]:
-        """Return the ranks that are starting, if there has been no news of any rank's start for this long; else none."""
+        """Return the ranks still starting if no rank has made progress for this many seconds, else
+        [].
+        """
         with self._changed:
             if time.monotonic() - self._progress_at < seconds:
                 return []
@@ -123,36 +130,42 @@ class States:
             ]
 
     def wait_controller(self, timeout: float) -> wire.ControllerUp:
-        """The controller's connection info.
+        """Wait for the controller and return its connection info.
 
         Raises:
-            ProvisionError: it did not come up.
+            ProvisionError: it did not start.
         """
         self.wait(lambda: self.controller is not None, timeout, "the controller on the head node")
         assert self.controller is not None
         return self.controller
 
     def wait_ready(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
-        """Wait until these ranks (all of them) have run their plugins' hooks; `timeout` seconds at most for another one of them.
+        """Wait until these ranks (default: all) have run their plugins' hooks.
+
+        The timeout restarts whenever another rank becomes ready.
 
         Raises:
-            ProvisionError: one failed or ended, or the time is over.
+            ProvisionError: a rank failed or ended, or none became ready within `timeout` seconds.
         """
-        wanted = set(self.ranks if ranks is None else ranks)
+        awaited = set(self.ranks if ranks is None else ranks)
 
         def ready() -> int:
-            return sum(self.ranks[rank].ready for rank in wanted)
+            return sum(self.ranks[rank].ready for rank in awaited)
 
         def settled() -> bool:
-            return ready() == len(wanted) or any(
-                self.ranks[rank].failed or self.ranks[rank].exited for rank in wanted
+            return ready() == len(awaited) or any(
+                self.ranks[rank].failed or self.ranks[rank].exited for rank in awaited
             )
 
-        while not settled():  # many ranks on few cores come up one after another
+        while not settled():  # many ranks on few cores start one after another
             before = ready()
-            what = f"{len(wanted) - before} of the ranks" if before else "the ranks"
-            self.wait(lambda before=before: settled() or ready() > before, timeout, what)  # type: ignore[misc]
-        for rank in sorted(wanted):
+            what = f"{len(awaited) - before} of the ranks" if before else "the ranks"
+            self.wait(
+                lambda before=before: settled() or ready() > before,  # type: ignore[misc]
+                timeout,
+                what,
+            )
+        for rank in sorted(awaited):
             state = self.ranks[rank]
             if state.failed is not None:
                 raise ProvisionError(
@@ -161,14 +174,15 @@ class States:
                 )
             if state.exited is not None:
                 raise ProvisionError(
-                    f"rank {rank} on {state.hostname} ended while it started ({describe(state.exited)})\n{state.exited.tail}"
+                    f"rank {rank} on {state.hostname} ended while it started "
+                    f"({describe(state.exited)})\n{state.exited.tail}"
                 )
 
     def wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
-        """Wait until something is done that messages of agents tell.
+        """Wait for a condition on the state that agents report.
 
         Raises:
-            ProvisionError: it is not done within `timeout` seconds, or cannot be done any more.
+            ProvisionError: it is not met within `timeout` seconds, or cannot be met any more.
         """
         with self._changed:
             self._changed.wait_for(lambda: done() or self._trouble is not None, timeout)
@@ -178,10 +192,18 @@ class States:
                 )
 
     def _wait_known(self, timeout: float, partly: bool) -> None:
-        """Wait until all agents have told how their ranks are, or, with `partly`, are gone and not the head. Raises ProvisionError."""
+        """Wait until all agents have reported their ranks.
+
+        With `partly`, nodes other than the head may be gone.
+
+        Raises:
+            ProvisionError: not all have reported within `timeout` seconds, or one cannot any more.
+        """
 
         def known() -> bool:
-            settled = all(one.ready or one.failed or one.exited for one in self.ranks.values())
+            settled = all(
+                state.ready or state.failed or state.exited for state in self.ranks.values()
+            )
             return (
                 settled
                 and len({*self.started, *self.gone}) == len(self.nodes)
@@ -203,16 +225,16 @@ class States:
                 raise ProvisionError(
                     self.gone.get(0) or (self._trouble if hopeless() else None) or slow
                 )
-            self._trouble = None  # that of nodes which are gone
+            self._trouble = None  # left over from nodes that are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
-        """Begin with these ranks, of which nothing is known yet."""
+        """Initialize the state of these ranks."""
         self.specs = dict(specs)
         self.ranks = {rank: self._new_state(rank) for rank in specs}
         self._progress_at = time.monotonic()
 
     def _place(self, addresses: Sequence[str]) -> None:
-        """Note where the nodes reach each other, the head first."""
+        """Record the nodes' addresses, the head first."""
         self.nodes = tuple(
             replace(node, address=address, hostname=self.started[node.index].hostname)
             for node, address in zip(self.nodes, addresses, strict=True)
@@ -223,7 +245,10 @@ class States:
         return RankState(self.nodes[index].name)
 
     def _apply(self, index: int, message: wire.AgentMessage | None) -> wire.RankExited | None:
-        """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""
+        """Apply a message of a node's agent, with the lock held.
+
+        Return the end of a rank if it is new.
+        """
         if isinstance(
             message, wire.RankForked | wire.RankReady | wire.RankFailed | wire.RankExited
         ):
@@ -241,12 +266,12 @@ class States:
                 state = self.ranks[message.rank]
                 state.pid, state.ident = message.pid, message.ident
                 if state.exited is not None and state.exited.pid != message.pid:
-                    state.exited = None  # another notebook has started it anew
+                    state.exited = None  # another notebook has restarted it
             case wire.RankReady():
                 self.ranks[message.rank].ready = True
             case wire.RankFailed():
                 self.ranks[message.rank].failed = message
-            # race: the end of a rank that was replaced may come after its successor's start
+            # Race: the end of a replaced rank may be reported after its successor's start.
             case wire.RankExited() if self.ranks[message.rank].pid == message.pid:
                 self.ranks[message.rank].exited = message
                 self.ranks[message.rank].ready = False
@@ -256,8 +281,11 @@ class States:
         return None
 
     def taken_back(self, ranks: Iterable[int]) -> dict[int, str]:
-        """The nodes of these ranks that were taken back, and the fate that who gives them tells, where a signal has ended a rank, which may be a
-        moment before it ends the agent. May take some seconds."""
+        """Return the reclaimed nodes among those of these ranks, with the provider's explanation.
+
+        Only nodes where a signal has ended a rank are asked about: that may happen a moment before
+        the agent ends. May take some seconds.
+        """
         ends = [
             (self.specs[rank][0], self.ranks[rank].exited) for rank in {*ranks} & self.ranks.keys()
         ]
@@ -267,7 +295,7 @@ class States:
         }
 
     def _lost_node(self, index: int, reason: str) -> None:
-        """A node is gone, and its ranks with it; the lock is held."""
+        """Mark a node and its ranks as gone; the lock is held."""
         self.gone[index] = reason
         for rank in self.ranks_of(index):
             state = self.ranks[rank]
@@ -283,11 +311,13 @@ PROBE_INTERVAL = 5.0
 
 
 class Liveness:
-    """Failure detection: a thread for each node whose link is down.
+    """Failure detector with a thread for each node whose link is down.
 
     Args:
-        on_change: called with a node, and whether its link is down, for the user; not for less than the grace period.
-        probe: whether other nodes reach this one; None when there are no others. Called on a thread of its own.
+        on_change: called with a node and True when its link has been down for the grace period,
+            False when it is up again.
+        probe: returns True if other nodes reach this one, None if there are no others. Called on
+            the node's thread.
         on_dead: called once, on that thread, for a node that no other node reaches.
     """
 
@@ -302,7 +332,7 @@ class Liveness:
         self._connected: dict[int, threading.Event] = {}
 
     def link_down(self, index: int) -> None:
-        """The link to this node is down; twice is safe."""
+        """Start watching a node whose link is down. Safe to call twice."""
         with self._lock:
             if index in self._connected:
                 return
@@ -315,7 +345,10 @@ class Liveness:
         ).start()
 
     def link_up(self, index: int) -> None:
-        """The link is up again, or nobody waits for it any more; twice is safe."""
+        """Stop watching a node whose link is up, or that nothing waits for any more.
+
+        Safe to call twice.
+        """
         with self._lock:
             connected = self._connected.pop(index, None)
         if connected is not None:
@@ -331,7 +364,7 @@ class Liveness:
             return
         self._on_change(index, True)
         while True:
-            # the link may have come back while the others were probing
+            # The link may have come back while the others were probing.
             if self._probe(index) is False and not connected.is_set():
                 self.link_up(index)
                 self._on_dead(index)

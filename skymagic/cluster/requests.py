@@ -1,4 +1,4 @@
-"""What nodes and ranks are asked and told while they run, by the links to their agents."""
+"""Requests to nodes and ranks while they run, over the links to their agents."""
 
 from __future__ import annotations
 
@@ -26,28 +26,32 @@ class AgentRequests(States):
         self._calls = PendingCalls(self._changed)
 
     def follow(self, shown: Mapping[int, int]) -> None:
-        """Have agents tell what ranks show (`shown` of the constructor), after what has been shown.
+        """Have agents send the output of ranks, which goes to `shown` of the constructor.
 
         Args:
-            shown: rank → number of the last content that was shown already.
+            shown: rank → number of the last content that was already shown.
         """
-        for link, mine in self._links.of(shown):
-            link.send(wire.Follow({str(rank): shown[rank] for rank in mine}))
+        for link, node_ranks in self._links.of(shown):
+            link.send(wire.Follow({str(rank): shown[rank] for rank in node_ranks}))
 
     def signal(self, ranks: Iterable[int], signum: int) -> None:
-        """Send a signal; SIGKILL reaches what a rank started too."""
-        for link, mine in self._links.of(ranks):
-            link.send(wire.Signal(mine, signum))
+        """Send a signal; SIGKILL also reaches processes that a rank started."""
+        for link, node_ranks in self._links.of(ranks):
+            link.send(wire.Signal(node_ranks, signum))
 
     def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
-        """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
-        wanted = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
+        """Ask ranks' control threads, also while their cells run.
+
+        Returns:
+            The answers received within `timeout` seconds, by rank.
+        """
+        asked_ranks = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
         with self._calls.call() as (number, answers):
-            for link, mine in self._links.of(wanted):
-                link.send(wire.RankRequest(mine, what, number))
-            # no answer comes of ranks that are lost meanwhile
+            for link, node_ranks in self._links.of(asked_ranks):
+                link.send(wire.RankRequest(node_ranks, what, number))
+            # No answer will come from ranks that are lost meanwhile.
             self._calls.wait(
-                lambda: all(rank in answers or state.exited for rank, state in wanted.items()),
+                lambda: all(rank in answers or state.exited for rank, state in asked_ranks.items()),
                 timeout,
             )
             return dict(answers)
@@ -58,24 +62,29 @@ class AgentRequests(States):
         message: Callable[[tuple[int, ...], int], wire.AgentMessage],
         timeout: float,
     ) -> dict[int, Any]:
-        """Send each node a message about its ranks; by its first rank the answers that came within `timeout` seconds.
+        """Send each node a message about its ranks.
 
         Args:
-            message: makes it, given the ranks and the number that the answer must bear.
+            message: builds the message from the ranks and the number of the request.
+
+        Returns:
+            The answers received within `timeout` seconds, by each node's first rank.
         """
         with self._calls.call() as (number, answers):
-            asked = [
-                (link, mine)
-                for link, mine in self._links.of(ranks)
+            reachable = [
+                (link, node_ranks)
+                for link, node_ranks in self._links.of(ranks)
                 if link.node not in {*self.away, *self.gone}
             ]
-            for link, mine in asked:
-                link.send(message(mine, number))
-            self._calls.wait(lambda: len(answers) >= len(asked), timeout)
+            for link, node_ranks in reachable:
+                link.send(message(node_ranks, number))
+            self._calls.wait(lambda: len(answers) >= len(reachable), timeout)
             return dict(answers)
 
     def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
-        """What a node answers to a `wire.ReadLog` with these fields; None where it does not within `timeout` seconds."""
+        """Return a node's answer to a `wire.ReadLog` with these fields, or None after `timeout`
+        seconds.
+        """
         with self._calls.call() as (number, answers):
             self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
             self._calls.wait(lambda: rank in answers, timeout)
@@ -83,16 +92,16 @@ class AgentRequests(States):
 
     @contextlib.contextmanager
     def busy(self, ranks: Iterable[int]) -> Iterator[None]:
-        """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
+        """Keep nodes without any of these ranks from treating the pool as idle during a run."""
         at_work = {self.specs[rank][0] for rank in ranks}
         specs = enumerate(self._node_specs)
-        others = [
+        idle_nodes = [
             node for node, spec in specs if spec.idle_timeout is not None and node not in at_work
         ]
-        number = self._calls.number() if others else 0
+        number = self._calls.number() if idle_nodes else 0
 
         def tell(busy: bool) -> None:
-            for node in others:
+            for node in idle_nodes:
                 self._links[node].send(wire.RunElsewhere(number, busy))
 
         tell(True)

@@ -1,4 +1,4 @@
-"""What ranks wrote and what they use, as their nodes tell it."""
+"""Output and resource use of ranks, as reported by their nodes."""
 
 from __future__ import annotations
 
@@ -13,70 +13,80 @@ from skymagic.errors import PoolError
 from skymagic.wire import agent as wire
 
 TIMEOUT = 20.0
-"""Seconds in which a node must tell each megabyte of a log."""
+"""Seconds that a node has to send each megabyte of a log."""
 
 
 def last(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
-    """The last lines of a rank's log, and where it ended, in bytes; a rank that has ended has one too.
+    """Return the last lines of a rank's log and the log's size in bytes; also for a rank that has
+    ended.
 
     Raises:
-        PoolError: its node did not answer, as in all that follow.
+        PoolError: its node did not answer. The functions below raise it too.
     """
-    found = _answer(agents, rank, lines=lines)
-    return found["text"], found["end"]
+    reply = _answer(agents, rank, lines=lines)
+    return reply["text"], reply["end"]
 
 
 def since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
-    """What a rank's log holds from byte `start` on, and where that ends; waits up to `timeout` seconds for it."""
-    found = agents.read_log(rank, timeout, start=start)
-    return ("", start) if found is None else (found["text"], found["end"])
+    """Return a rank's log from byte `start` on and where it ends; wait for new output up to
+    `timeout` seconds.
+    """
+    reply = agents.read_log(rank, timeout, start=start)
+    return ("", start) if reply is None else (reply["text"], reply["end"])
 
 
 def of_run(agents: Agents, rank: int, run: int) -> str | None:
-    """What a rank wrote in a run, as its log has it, also while the run goes on; None where its node knows the run no more."""
-    found = list(pieces(agents, rank, run))
-    return "".join(piece["text"] for piece in found) if found[0]["known"] else None
+    """Return a rank's output in a run, also while it runs; None if its node no longer knows the
+    run.
+    """
+    replies = list(pieces(agents, rank, run))
+    return "".join(piece["text"] for piece in replies) if replies[0]["known"] else None
 
 
 def pieces(
     agents: Agents, rank: int, run: int, start: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What a rank wrote in a run, in pieces of a megabyte at most, from byte `start` on: each with ``text``, ``end``, ``known`` and ``over``."""
+    """Yield a rank's output in a run, from byte `start`, in pieces of at most a megabyte.
+
+    Each piece has ``text``, ``end``, ``known`` and ``over``.
+    """
     more = True
     while more:
-        found = _answer(agents, rank, run=run, start=start)
-        start, more = found["end"], found["more"]
-        yield found
+        reply = _answer(agents, rank, run=run, start=start)
+        start, more = reply["end"], reply["more"]
+        yield reply
 
 
 def runs(agents: Agents, ranks: Sequence[int]) -> dict[int, int]:
-    """Run → its cell's number in its notebook, of the runs that the logs of these ranks have; the last 1,000 of each."""
-    found = {run: cell for rank in ranks for run, cell in _answer(agents, rank, runs=True)["runs"]}
-    return dict(sorted(found.items()))
+    """Return run → its cell's number in its notebook; each rank's log has its last 1,000 runs."""
+    cells = {run: cell for rank in ranks for run, cell in _answer(agents, rank, runs=True)["runs"]}
+    return dict(sorted(cells.items()))
 
 
 def _answer(agents: Agents, rank: int, **what: Any) -> dict[str, Any]:
-    found = agents.read_log(rank, TIMEOUT, **what)
-    if found is None:
+    reply = agents.read_log(rank, TIMEOUT, **what)
+    if reply is None:
         host = agents.ranks[rank].hostname
         raise PoolError(
             f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s"
         )
-    return found
+    return reply
 
 
 ANSWER_TIMEOUT = 1.0
 """Seconds that nodes have to answer; those that do not are left out."""
 OLDEST = 60.0
-"""Seconds between two measurements beyond which their mean is no rate of now."""
+"""Longest interval in seconds between two measurements whose mean still counts as a current
+rate.
+"""
 
 
 class Meter:
-    """The measurements of a pool's ranks.
+    """Resource measurements of a pool's ranks.
 
     Args:
-        agents: of the pool, as they are then.
-        devices: by rank the UUIDs of the GPUs that it has, or their numbers as the machine counts them.
+        agents: returns the current agents of the pool.
+        devices: rank → the UUIDs of its GPUs, or their numbers on the machine.
     """
 
     def __init__(
@@ -84,12 +94,18 @@ class Meter:
     ) -> None:
         self._agents, self._devices = agents, devices
         self._before: dict[int, tuple[float, float]] = {}
-        """By rank: when it was measured (its node's clock), and its processor seconds then."""
+        """Rank → time of its last measurement (its node's clock), and its processor seconds
+        then.
+        """
         self._lock = threading.Lock()
-        self.count = 0  # how many measurements were made
+        self.count = 0  # number of measurements made
 
     def measure(self) -> dict[int, RankUse]:
-        """What each rank uses that runs, and whose node answers. Raises PoolStateError where there are no agents."""
+        """Return the resource use of each running rank whose node answers.
+
+        Raises:
+            PoolStateError: the pool has no agents.
+        """
         with self._lock:
             self.count += 1
             agents = self._agents()
@@ -100,24 +116,27 @@ class Meter:
                     ranks, {str(rank): devices[rank] for rank in ranks if devices[rank]}, number
                 )
 
-            found: dict[int, RankUse] = {}
+            uses: dict[int, RankUse] = {}
             for reply in agents.ask_nodes([*agents.ranks], message, ANSWER_TIMEOUT).values():
-                found |= self._uses(reply)
-            return found
+                uses |= self._uses(reply)
+            return uses
 
     def _uses(self, reply: Mapping[str, Any]) -> dict[int, RankUse]:
-        found = {}
+        uses = {}
         for text, (seconds, memory, *gpu) in reply["ranks"].items():
             rank, now = int(text), (reply["at"], seconds)
-            found[rank] = RankUse(
+            uses[rank] = RankUse(
                 rate(self._before.get(rank), now), memory, reply["memory"] or math.nan, *gpu
             )
             self._before[rank] = now
-        return found
+        return uses
 
 
 def rate(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Processors in use between two measurements; NaN where there was none, or another process had the rank."""
+    """Return the processors in use between two measurements.
+
+    NaN without an earlier measurement, or if the rank's process was replaced in between.
+    """
     if before is None or not 0 < now[0] - before[0] <= OLDEST or now[1] < before[1]:
         return math.nan
     return (now[1] - before[1]) / (now[0] - before[0])

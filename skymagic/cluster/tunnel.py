@@ -1,7 +1,8 @@
-"""The notebook's end of a node's session (`wire.session`): an agent and TCP ports that outlive each connection.
+"""The notebook's end of a node's session (`wire.session`): an agent and TCP ports that survive
+connections.
 
-A tunnel is one session with a node's daemon (exactly once by sequence numbers), over one connection after the other: it reconnects, forwards
-ports and reports its state.
+A tunnel is one session with a node's daemon (exactly once, by sequence numbers) over a sequence of
+connections. It reconnects, forwards ports and reports its state.
 """
 
 from __future__ import annotations
@@ -31,38 +32,44 @@ from skymagic.wire.session.frames import (
 from skymagic.wire.session.loop import SessionLoop
 
 HANDSHAKE_TIMEOUT = 30.0
-"""Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
+"""Seconds that a node has to answer once connected; Python may start slowly from a cold disk."""
 MAX_FIRST_ATTEMPTS = 3
-"""Connections after which a tunnel that never was connected is lost."""
+"""Attempts after which a tunnel that was never connected is lost."""
 RETRY_DELAYS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each attempt to connect again; the last for all that follow."""
+"""Seconds before each attempt to reconnect; the last value repeats."""
 STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything."""
 ABSENT_TIMEOUT = 5.0
 """Seconds to wait at the close for a node that is not connected."""
 LINGER_TIMEOUT = 86400.0
-"""Seconds for which a node that is out of reach is tried, to tell it that its pool has ended. Its own limits end it too."""
+"""Seconds to keep trying an unreachable node, to tell it that its pool has ended.
+
+Its own limits end it too.
+"""
 LINGER_DELAY = 3.0
-"""Seconds between two such tries."""
+"""Seconds between two such attempts."""
 EVICTION_TIMEOUT = 15.0
 """Seconds that a new agent waits for the end of the one that was given up."""
 EXIT_TIMEOUT = 5.0
-"""Seconds that a daemon has to remove its folder, once its agent has ended."""
+"""Seconds that a daemon has to remove its folder once its agent has ended."""
 GONE = "the daemon on the node is gone"
 RESTARTED = "the machine was restarted; everything on it is lost"
 
 
 class Tunnel:
-    """One session with a node's daemon, its connections, and the ports that lead through it.
+    """Session with a node's daemon, its connections, and the ports forwarded through it.
+
+    The constructor does not wait. If the node cannot be reached, the agent's transport ends and its
+    `complaint` gives the reason.
 
     Args:
-        connect: opens a transport to ``python -m skymagic.kernels.daemon.attach NAME`` on the node. It is called again, on a thread
-            of its own, whenever a connection is lost; it may raise, and should do so within some seconds.
-        state: called (on the tunnel's thread) with each new state: ``"connected"``, ``"reconnecting"``, ``"lost"``.
-        secret: what the daemon knows its notebooks by; a new one unless given.
-        takes_over: whether the daemon is there already, with a session of another notebook.
-
-    Opening does not wait; a node that cannot be reached ends the agent's transport, whose `complaint` says why.
+        connect: opens a transport to ``python -m skymagic.kernels.daemon.attach NAME`` on the node.
+            It is called again, on a separate thread, whenever a connection is lost; it may raise,
+            and should do so within some seconds.
+        state: called (on the tunnel's thread) with each new state: ``"connected"``,
+            ``"reconnecting"``, ``"lost"``.
+        secret: authenticates the notebook to the daemon; a new one by default.
+        takes_over: True if the daemon is already running, with another notebook's session.
     """
 
     def __init__(
@@ -74,8 +81,10 @@ class Tunnel:
         takes_over: bool = False,
     ) -> None:
         self.state = "reconnecting"
-        """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
-        self.reason = ""  # why it is not connected
+        """``connected``, ``reconnecting``, ``lost`` (for certain: it will not come back) or
+        ``closed``.
+        """
+        self.reason = ""  # reason why it is not connected
         self._connect, self._on_state = connect, state
         self._secret = secret or secrets.token_hex(16)
         self._client = secrets.token_hex(8)
@@ -91,12 +100,11 @@ class Tunnel:
         self._replied = False  # whether the node has replied on this connection
         self._attempt = self._tries = 0
         self._boot_id = ""
-        self._progress = 0  # the session's, when a connection was last seen to be of use
-        self._deadline: float | None = (
-            None  # when to try the next connection, or to give up waiting for a handshake
-        )
+        self._progress = 0  # the session's progress at the last check
+        # when to try the next connection, or to give up waiting for a handshake
+        self._deadline: float | None = None
         self._exit_deadline: float | None = None
-        """Set when the agent has ended: until when the daemon may take to end too."""
+        """Set when the agent has ended: deadline for the daemon to end too."""
         self._linger_deadline: float | None = None
         self._ports: dict[tuple[str, int], int] = {}
         self._listeners: list[socket.socket] = []
@@ -104,7 +112,9 @@ class Tunnel:
         self._calls: deque[Callable[[], None]] = deque()
         self._closed = False
         self.lingering = False
-        """Whether the agent was asked to end everything while it was out of reach, and has not answered yet."""
+        """True if the agent was asked to end everything while out of reach, and has not answered
+        yet.
+        """
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -112,32 +122,37 @@ class Tunnel:
         self._thread = threading.Thread(target=self._run, name="skymagic-tunnel", daemon=True)
         self._thread.start()
 
-    # -- public ----------------------------------------------------------------------------------------------------
+    # -- public ------------------------------------------------------------------------------------
 
     def forward(self, address: str, port: int, wanted: int = 0) -> int:
-        """A port of 127.0.0.1 here that leads to this address and port as the node reaches it; the same one each time.
+        """Return a port of 127.0.0.1 that leads to an address and port on the node; the same one
+        each time.
 
         Args:
-            wanted: the port here, if it is free.
+            wanted: the local port, if it is free.
         """
-        if (known := self._ports.get((address, port))) is not None:
-            return known
+        if (existing := self._ports.get((address, port))) is not None:
+            return existing
         try:
             listener = socket.create_server(("127.0.0.1", wanted), backlog=128)
         except OSError:
+            # the preferred port is taken: let the system choose
             listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         listener.setblocking(False)
-        here: int = listener.getsockname()[1]
-        self._ports[address, port] = here
+        local_port: int = listener.getsockname()[1]
+        self._ports[address, port] = local_port
         target = OPEN_CHANNEL.encode(OpenChannel(address, port))
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
         if self._closed:
             listener.close()
-        return here
+        return local_port
 
     def move(self) -> None:
-        """Go on over a new connection, where there is one that is not lost; nobody is told, unless the new one fails."""
+        """Move a live tunnel to a new connection.
+
+        Its state stays "connected" unless the new connection fails.
+        """
 
         def again() -> None:
             if self._loop.attached and self._exit_deadline is None:
@@ -148,7 +163,7 @@ class Tunnel:
         self._post(again)
 
     def retry(self) -> None:
-        """Connect again now, where there is no connection: the node may be back."""
+        """Reconnect now unless connected, because the node may be back."""
 
         def again() -> None:
             if not self._loop.attached and not self._closed:
@@ -158,15 +173,16 @@ class Tunnel:
         self._post(again)
 
     def wait_over(self, timeout: float) -> bool:
-        """Whether nothing of it goes on within so many seconds."""
+        """Wait `timeout` seconds at most for the tunnel's thread to end; return True if it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def close(self, *, linger: bool = False) -> None:
-        """End the agent and everything that leads to it; twice is safe.
+        """End the agent and close the tunnel. Safe to call twice.
 
         Args:
-            linger: where the node is out of reach, go on in the background until it has been told, `LINGER_TIMEOUT` at most.
+            linger: keep trying an unreachable node in the background until it has been notified, at
+                most `LINGER_TIMEOUT`.
         """
         self.agent.close()
         if linger and self.lingering:
@@ -174,20 +190,23 @@ class Tunnel:
         self._post(self._end)
         self._thread.join(STOP_TIMEOUT)
         end = time.monotonic() + STOP_TIMEOUT
-        for connection in self._old_connections:  # one that hangs may take its time
+        for connection in self._old_connections:  # a hanging one may take long
             connection.wait_closed(max(0.0, end - time.monotonic()))
 
     def leave(self) -> None:
-        """Close it without ending the agent, which goes on as after a lost connection; twice is safe."""
+        """Close the tunnel without ending the agent, which continues as after a lost connection.
+
+        Safe to call twice.
+        """
         self._post(self._end)
         self._thread.join(STOP_TIMEOUT)
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Have it called on the tunnel's thread, unless the tunnel is over."""
+        """Run a function on the tunnel's thread, unless the tunnel is over."""
         self._calls.append(call)
-        # A full pipe wakes the thread anyway; a closed one has none.
+        # A full pipe wakes the thread anyway; a closed one means that the thread has ended.
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
@@ -228,7 +247,7 @@ class Tunnel:
         if changed:
             self._on_state(state)
 
-    # -- connections -------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _open_connection(self) -> None:
         self._deadline = None
@@ -241,11 +260,15 @@ class Tunnel:
 
         def request() -> HandshakeRequest:
             self._post(wait)
-            begun = bool(self._boot_id)
+            started = bool(self._boot_id)
             return HandshakeRequest(
-                self._secret, begun or self._takes_over, self._attempt, self._session.received, self._client,
-                self._takes_over and not begun,
-            )  # fmt: skip
+                self._secret,
+                started or self._takes_over,
+                self._attempt,
+                self._session.received,
+                self._client,
+                self._takes_over and not started,
+            )
 
         self._connection = TunnelConnection(
             self._connect,
@@ -268,6 +291,7 @@ class Tunnel:
         self._deadline = None
         if reply.error:
             if reply.gone:
+                # another boot id means that the machine was restarted, and everything on it is lost
                 restarted = self._boot_id and reply.boot_id != self._boot_id
                 self._fail(RESTARTED if restarted else reply.error)
             else:
@@ -287,25 +311,26 @@ class Tunnel:
         if connection is self._connection and connection.gone:
             self._fail(why)
         elif connection is self._connection and not self._loop.attached:
-            self._reconnect(why)  # one that is attached is read to its end
+            self._reconnect(why)  # an attached one is read to its end
 
     def _drop_connection(self) -> None:
-        """Let the present connection be closed, beside what goes on."""
+        """Close the current connection in the background."""
         if self._connection is not None:
             self._connection.give_up()
             self._old_connections = [
-                one for one in self._old_connections if not one.closed.is_set()
+                connection for connection in self._old_connections if not connection.closed.is_set()
             ]
             self._old_connections.append(self._connection)
             self._connection = None
 
     def _reconnect(self, why: str) -> None:
-        """Connect again: at once, then with backoff as long as no connection brings any frame."""
+        """Reconnect at once, then with backoff as long as no connection delivers a frame."""
         self._drop_connection()
         if self._closed:
             return
         if self._session.progress > self._progress:
             self._tries, self._progress = 0, self._session.progress
+        # without a boot id the node has never answered
         if not self._boot_id and self._tries + 1 >= MAX_FIRST_ATTEMPTS:
             self._fail(why)
             return
@@ -316,12 +341,12 @@ class Tunnel:
             self._set_state("reconnecting", why)
 
     def _fail(self, why: str) -> None:
-        """Nothing will come back."""
+        """Mark the session as lost for good."""
         self._closed = True
         if self._exit_deadline is None:
             self._set_state("lost", why)
 
-    # -- channels ----------------------------------------------------------------------------------------------------
+    # -- channels ----------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == frames.DATA:
@@ -329,9 +354,8 @@ class Tunnel:
         elif frame.kind == frames.EXIT:
             end = AGENT_EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
-            self._exit_deadline = (
-                time.monotonic() + EXIT_TIMEOUT
-            )  # the daemon goes when it knows that this has come
+            # the daemon ends once it knows that this frame has arrived
+            self._exit_deadline = time.monotonic() + EXIT_TIMEOUT
             self._loop.acknowledge()
         elif frame.kind == frames.GONE:
             self._closed = True
@@ -344,12 +368,14 @@ class Tunnel:
         self._session.put(frames.OPEN, self._channel, target)
         self._loop.channels.add(self._channel, sock)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Ask the agent to end everything, and wait; not long for a node that is not connected.
+        """Ask the agent to end everything, and wait for it, but not long for a node that is not
+        connected.
 
-        Such a node is told as soon as it is back: what runs there must not stand in the way of a new agent, nor go on for long.
+        Such a node is notified as soon as it is back: its processes must neither block a new agent
+        nor run for long.
         """
 
         def send_eof() -> None:
@@ -365,10 +391,13 @@ class Tunnel:
             self.agent.wait(ABSENT_TIMEOUT)
 
     def _linger(self) -> None:
-        """Nobody waits for the agent any more, and it still has to hear that it must end everything."""
+        """Continue in the background until the agent, which nothing waits for now, has been
+        stopped.
+        """
         if self._closed or self._exit_deadline is not None:
             return
-        if not self._boot_id:  # it was never there: a daemon that nobody attaches to ends by itself
+        # The node never answered: a daemon that no notebook attaches to ends by itself.
+        if not self._boot_id:
             self._end()
             return
         self.lingering = True
@@ -383,22 +412,24 @@ class Tunnel:
 
 
 class AgentTunnel:
-    """The tunnel to the agent that a node has now.
+    """Tunnel to the current agent of a node.
 
     Args:
-        secret: what the daemon of an agent that is there already knows its notebooks by; a new one unless given.
+        secret: authenticates the notebook to the daemon of an existing agent; a new one by default.
     """
 
     def __init__(self, secret: str = "") -> None:
         self.secret = secret or secrets.token_hex(16)
         self.takes_over = bool(secret)
-        """Whether the next tunnel leads to an agent that is there already."""
+        """True if the next tunnel leads to an existing agent."""
         self._tunnel: Tunnel | None = None
         self._given_up: list[Tunnel] = []
-        """To agents that were out of reach when they were to end, and are told so when they are back."""
+        """Tunnels to agents that were out of reach when they had to end; each is notified later."""
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
-        """The transport to an agent, after the end of the one before; the arguments are `Tunnel`'s."""
+        """Return the transport to a new agent, after ending the previous one; the arguments are
+        `Tunnel`'s.
+        """
         self.close(linger=True)
         if self._tunnel is not None and self._tunnel.lingering:
             self._given_up.append(self._tunnel)
@@ -416,25 +447,27 @@ class AgentTunnel:
         return self._tunnel.agent
 
     def forward(self, address: str, port: int, wanted: int = 0) -> int:
-        """A port here that leads to this address and port as the node reaches it, while the agent is connected; the arguments are `Tunnel`'s."""
+        """Return a local port that leads to an address and port on the node, as
+        `Tunnel.forward`.
+        """
         assert self._tunnel is not None
         return self._tunnel.forward(address, port, wanted)
 
     def move(self) -> None:
-        """Go on over a new connection (`Tunnel.move`)."""
+        """Move to a new connection (`Tunnel.move`)."""
         if self._tunnel is not None:
             self._tunnel.move()
 
     def leave(self) -> None:
-        """Close it, and leave the agent and what that runs; twice is safe."""
+        """Close the tunnel without stopping the agent or its ranks. Safe to call twice."""
         if self._tunnel is not None:
             self._tunnel.leave()
 
     def close(self, *, linger: bool = False) -> None:
-        """End the agent and the tunnel; twice is safe.
+        """End the agent and close the tunnel. Safe to call twice.
 
         Args:
-            linger: as of `Tunnel.close`.
+            linger: as in `Tunnel.close`.
         """
         tunnels = [*self._given_up, *([self._tunnel] if self._tunnel is not None else [])]
         for tunnel in tunnels:
@@ -442,7 +475,8 @@ class AgentTunnel:
 
 
 def _evict(tunnels: Sequence[Tunnel]) -> None:
-    """Wait until agents that were given up have ended: their daemon has the name that a new one's shall have.
+    """Wait until agents that were given up have ended, because the new agent's daemon takes over
+    their name.
 
     Raises:
         TimeoutError: one is still out of reach.

@@ -1,4 +1,8 @@
-"""The two ends of a tunnel: one connection to a node's attach process, and the transport to its agent, which does not notice lost connections."""
+"""The two ends of a tunnel: one connection to a node's attach process, and the transport to its
+agent.
+
+The transport does not notice lost connections.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,16 @@ READ_SIZE = 1 << 18
 
 
 class TunnelConnection:
-    """Opens a transport, does the handshake, and carries bytes both ways; a transport may block, the loop may not.
+    """Connection that opens a transport, does the handshake, and copies bytes both ways.
+
+    It runs on its own threads, which may block, unlike the session's loop. Closing `near` gives it
+    up.
 
     Args:
-        connect: opens a transport to the attach process; may take its time, and may raise.
+        connect: opens a transport to the attach process; may be slow, and may raise.
         request: called once the transport is open.
-        replied: called with the reply and the bytes that came after it.
-        ended: called last, once, with what is known of the reason.
-
-    The calls come on threads of the connection. Closing `near` gives it up.
+        replied: called with the reply and the bytes after it.
+        ended: called last, once, with the reason if known.
     """
 
     def __init__(
@@ -46,17 +51,21 @@ class TunnelConnection:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._abandoned = False
-        self.gone = False  # whether it ended because its node is gone for certain
-        self.closed = threading.Event()  # set when nothing is left of it
+        self.gone = False  # True if it ended because its node is certainly gone
+        self.closed = threading.Event()  # set when everything is closed
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
     def wait_closed(self, timeout: float) -> None:
-        """Wait until its transport is closed, if it has one; what is still being opened is closed when it is there."""
+        """Wait until its transport is closed, if it has one; a transport that is still being opened
+        is closed later.
+        """
         if self._transport is not None:
             self.closed.wait(timeout)
 
     def give_up(self) -> None:
-        """Let the transport be closed, whatever it is doing; twice is safe."""
+        """Close the transport in the background, even in the middle of a call. Safe to call
+        twice.
+        """
         with contextlib.suppress(OSError):
             self.near.shutdown(socket.SHUT_RDWR)
         self.near.close()
@@ -84,7 +93,7 @@ class TunnelConnection:
             if not self._abandoned:
                 self._receive_loop(transport)
             why = transport.complaint() or why
-        except Exception as problem:  # whatever a provider's connection raises, it is down
+        except Exception as problem:  # any error of a provider's connection means that it is down
             why = str(problem) or type(problem).__name__
             self.gone = isinstance(problem, HostGone)
         finally:
@@ -94,18 +103,18 @@ class TunnelConnection:
                 self._far.close()
                 self.closed.set()
             self._ended(self, why)
-            self._close()  # last, for it may take its time
+            self._close()  # last, because it may take long
 
     def _receive_loop(self, transport: Transport) -> None:
         transport.write(HANDSHAKE_REQUEST.encode(self._request()))
         data = b""
-        while (found := HANDSHAKE_REPLY.first(data, noise=True)) is None:
+        while (reply_and_rest := HANDSHAKE_REPLY.first(data, noise=True)) is None:
             piece = transport.read()
             if not piece:
                 return
             data += piece
-        reply, rest = found
-        self._replied(self, reply, rest)
+        reply, remaining = reply_and_rest
+        self._replied(self, reply, remaining)
         if not reply.error:
             while data := transport.read():
                 self._far.sendall(data)
@@ -113,19 +122,18 @@ class TunnelConnection:
     def _send_loop(self, transport: Transport) -> None:
         with contextlib.suppress(OSError):
             while data := self._far.recv(READ_SIZE):
-                transport.write(
-                    data
-                )  # may block for as long as the connection hangs: why it has a thread
+                # may block for as long as the connection hangs, hence the thread
+                transport.write(data)
         self._far.close()
         self._close()
 
 
 class AgentEnd:
-    """A `wire.codec.Transport`.
+    """The `wire.codec.Transport` to an agent, which spans connections.
 
     Args:
         send: queues bytes for the agent; never blocks.
-        finish: asks the agent to end everything, and waits until it has or cannot be waited for.
+        finish: asks the agent to end everything, and waits until it has ended or cannot be reached.
     """
 
     def __init__(self, send: Callable[[bytes], None], finish: Callable[[], None]) -> None:
@@ -135,7 +143,7 @@ class AgentEnd:
         self._complaint: str | None = None
 
     def read(self) -> bytes:
-        """What the agent has written; b"" when it has ended or is lost."""
+        """Wait for output of the agent and return it; b"" when it has ended or is lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._received or self._complaint is not None)
             data = b"".join(self._received)
@@ -143,7 +151,7 @@ class AgentEnd:
             return data
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send to the agent, now or when there is a connection again.
+        """Send to the agent, now or once reconnected.
 
         Raises:
             BrokenPipeError: it has ended, or is lost.
@@ -153,40 +161,40 @@ class AgentEnd:
         self._send(bytes(data))
 
     def complaint(self) -> str:
-        """The end of the agent's standard error, or why it is lost."""
+        """Return the end of the agent's standard error, or the reason why it is lost."""
         return self._complaint or ""
 
     def close(self) -> None:
-        """End the agent and wait for it; twice is safe."""
+        """End the agent and wait for it. Safe to call twice."""
         if self._complaint is None:
             self._finish()
 
-    # -- the tunnel's side -------------------------------------------------------------------------------------------
+    # -- the tunnel's side -------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """The agent has written this."""
+        """Add output of the agent."""
         with self._changed:
             self._received.append(data)
             self._changed.notify_all()
 
     def ended(self, complaint: str) -> None:
-        """Nothing more will come; the first reason counts."""
+        """Mark the end of the agent's output; the first reason counts."""
         with self._changed:
             if self._complaint is None:
                 self._complaint = complaint
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Whether the end came within so many seconds."""
+        """Return True if the end came within `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._complaint is not None, timeout)
 
 
 def how_ended(status: int, said: str) -> str:
-    """An agent's end in words; "" when all was well."""
+    """Describe an agent's end in words; "" if it ended normally."""
     if not status:
         return said
-    # a signal without a name has the word in it
+    # `signal_name` returns "signal 40" for a signal without a name.
     how = (
         f"signal {signal_name(-status).removeprefix('signal ')}"
         if status < 0
