@@ -1,12 +1,15 @@
-"""What code on a rank calls: where it is, who prints, its shard. Standard library only.
+"""API for code that runs on a rank: its place in the pool, output control, its shard of the data.
 
-info          `instance_info`, who takes part in a run, and output control: `stdout`, `stderr`, `silent`
+It needs nothing but the standard library.
+
+info          `instance_info`, participants of a run, and output control: `stdout`, `stderr`,
+`silent`
 silence       redirection of standard streams at the level of file descriptors
-sharding      `shard`: this rank's part of data
-generators    generators that live on a rank between runs
-reporting     `report`: numbers of a training by step
-interruption  `on_interruption`: a hook for the time before a machine is taken away
-usage         what may slow a rank down: waiting for batches, memory, a GPU at rest; limits that the kernel tells
-rendezvous    a key-value store of the pool's ranks, for plugins, and the plugins that run here
-on_import     libraries adapted when a program imports them; attributes of theirs replaced
+sharding      `shard`: this rank's part of the data
+generators    generators that stay on a rank between runs
+reporting     `report`: training metrics by step
+interruption  `on_interruption`: a hook that runs before a machine is reclaimed
+usage         possible bottlenecks: data loading, memory, an idle GPU; the kernel's memory limits
+rendezvous    a key-value store of the pool's ranks, for plugins; the rank's active plugins
+on_import     libraries adapted when a program imports them; temporary replacement of attributes
 """

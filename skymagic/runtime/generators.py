@@ -1,4 +1,4 @@
-"""Generators that live on a rank between runs: each run asks one of them for its next values."""
+"""Generators that stay on a rank between runs: each run asks one of them for its next values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, NamedTuple
 from skymagic.runtime.info import instance_info
 
 _open: dict[str, Iterator[Any]] = {}
-"""By an id that the notebook has made up."""
+"""Open generators by an id that the notebook generates."""
 
 
 def open_one(
     key: str, function: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any
 ) -> None:
-    """Call a generator function and keep what it makes; none of its own code has run then."""
+    """Call a generator function and keep the generator, none of whose code has run yet."""
     _open[key] = iter(function(*args, **kwargs))
 
 
 class Pull(NamedTuple):
-    """The next values of a generator; whether it has ended; whether they took longer than they should."""
+    """Next values of a generator, True if it has ended, and True if the values took longer than
+    allowed.
+    """
 
     values: list[Any]
     over: bool
@@ -33,12 +35,13 @@ def advance(key: str, most: int, seconds: float, ended: Collection[int] = ()) ->
     A generator that raises is forgotten, as is one that has ended.
 
     Args:
-        most: values to ask for, at most.
-        seconds: after these no further value is asked for, so that none waits for a slow one that comes later.
-        ended: ranks on which it has ended before: they take part and have no values.
+        most: limit on the number of values.
+        seconds: time after which no further value is requested, so that a slow later value does not
+            delay earlier ones.
+        ended: ranks on which it ended earlier: they take part and have no values.
 
     Raises:
-        LookupError: this process is not the one in which it was opened.
+        LookupError: the generator was opened in an earlier process of this rank.
     """
     if instance_info().rank in ended:
         return Pull([], True, False)
@@ -55,7 +58,7 @@ def advance(key: str, most: int, seconds: float, ended: Collection[int] = ()) ->
     except Exception as problem:
         if not values:
             raise
-        _open[key] = _raising(problem)  # what it gave before must not be lost
+        _open[key] = _raising(problem)  # return the values so far, and raise at the next call
         return Pull(values, False, False)
     return Pull(values, True, False)
 
@@ -66,7 +69,7 @@ def _raising(problem: Exception) -> Iterator[Any]:
 
 
 def close(key: str) -> None:
-    """End a generator where it stands: its ``finally`` runs. Twice is safe."""
+    """Close a generator, which runs its ``finally`` blocks. Safe to call twice."""
     generator = _open.pop(key, None)
     ending = getattr(generator, "close", None)
     if ending is not None:

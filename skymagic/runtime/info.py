@@ -1,7 +1,7 @@
-"""What code on a rank calls: `instance_info`, who takes part in a run, and output control by rank.
+"""API for code on a rank: `instance_info`, the participants of a run, and output control by rank.
 
-Safe on a node and outside one: standard library only, nothing is started, nothing is kept. Outside a pool the answers
-are those of rank 0 of 1.
+Safe inside and outside a pool: it uses the standard library only, starts nothing and stores
+nothing. Outside a pool the answers are those of rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from skymagic.runtime import silence
 from skymagic.runtime.on_import import wraps
 
 VARIABLE = "COMPUTE_POOL"
-"""Environment variable that holds the InstanceInfo of a rank, as JSON."""
+"""Environment variable with the InstanceInfo of a rank, as JSON."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Literal["head", "all"] | int | Iterable[int] | Callable[["InstanceInfo"], bool]
-"""Who is heard: rank 0, everyone, a rank, some ranks, or those for whom a predicate holds."""
+"""Ranks whose output is shown: rank 0, all ranks, one rank, several ranks, or those that satisfy a
+predicate.
+"""
 
 
-# ------------------------------------------------------------------------------------------ where am I
+# -- place in the pool -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One node of the pool as the other nodes reach it."""
+    """A node of the pool, and the address that other nodes use for it."""
 
     node: int
     addr: str
@@ -49,18 +51,19 @@ class InstanceInfo:
 
     Attributes:
         node: number of this machine, from 0.
-        total_nodes: machines in the pool.
+        total_nodes: number of machines in the pool.
         head_addr: private address of node 0.
-        head_port: a port of the head that was free when the pool was made, for a framework that skymagic has no plugin for: the
-            same on all ranks, as long as the pool lives.
-        accelerators: GPUs of the pool on this node.
-        peers: all nodes, this one too, in order.
-        rank: number of this process over all nodes, from 0; equal to `node` with one process per node.
-        world_size: processes in the pool.
+        head_port: a port of the head that was free when the pool was created, for a framework
+            without a skymagic plugin. It is the same on all ranks, for the lifetime of the pool.
+        accelerators: number of the pool's GPUs on this node.
+        peers: all nodes, including this one, in order.
+        rank: number of this process over all nodes, from 0; equal to `node` with one process per
+            node.
+        world_size: number of processes in the pool.
         local_rank: number of this process on its node, from 0.
-        local_world_size: processes on this node.
-        hostname: the machine's own name.
-        job_id: identifies this life of the pool.
+        local_world_size: number of processes on this node.
+        hostname: the machine's own host name.
+        job_id: identifies this incarnation of the pool.
     """
 
     node: int = 0
@@ -78,28 +81,34 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Whether this is the head node (node 0). With several ranks per node all of its ranks say so; ``rank == 0`` is one."""
+        """True on the head node (node 0).
+
+        With several ranks per node it is True on all ranks of that node; ``rank == 0`` holds on one
+        only.
+        """
         return self.node == 0
 
     def gpus_of_rank(self, visible: int = 0) -> range:
-        """Numbers of this rank's GPUs as CUDA counts them in its process: an equal share of its node's, or one that ranks share.
+        """Return the numbers of this rank's GPUs as CUDA counts them in its process.
 
-        One number for ``set_device``, JAX's ``local_device_ids``, Lightning and the usage meter.
+        They are an equal share of the node's GPUs, or one GPU that several ranks share.
+        ``set_device``, JAX's ``local_device_ids``, Lightning and the usage meter all use this
+        numbering.
 
         Args:
-            visible: how many CUDA shows, where the pool says nothing of GPUs.
+            visible: number of GPUs that CUDA shows, used if the pool has no information about GPUs.
         """
-        there = self.accelerators or visible
-        if not there:
+        gpu_count = self.accelerators or visible
+        if not gpu_count:
             return range(0)
-        # of parts of GPUs CUDA shows a process one alone
+        # CUDA shows a process only one MIG slice, even if it has several.
         if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
             return range(1)
-        first = first_gpu(self.local_rank, self.local_world_size, there)
-        return range(first, first + max(1, there // self.local_world_size))
+        first = first_gpu(self.local_rank, self.local_world_size, gpu_count)
+        return range(first, first + max(1, gpu_count // self.local_world_size))
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-able values, ``is_head`` among them for readers in other languages."""
+        """Return JSON-serializable values, including ``is_head`` for readers in other languages."""
         return {
             **asdict(self),
             "peers": [asdict(peer) for peer in self.peers],
@@ -108,53 +117,65 @@ class InstanceInfo:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> InstanceInfo:
-        """What `plain` gave; keys that are not known here are left out. Raises TypeError for other values."""
-        known = {
+        """Restore what `plain` returned; unknown keys are ignored.
+
+        Raises TypeError for other values.
+        """
+        known_values = {
             key: value for key, value in values.items() if key in {f.name for f in fields(cls)}
         }
-        return cls(**{**known, "peers": tuple(Peer(**peer) for peer in known.get("peers", ()))})
+        return cls(
+            **{
+                **known_values,
+                "peers": tuple(Peer(**peer) for peer in known_values.get("peers", ())),
+            }
+        )
 
     def to_json(self) -> str:
-        """One line for the variable COMPUTE_POOL."""
+        """Return one line of JSON for the variable COMPUTE_POOL."""
         return json.dumps(self.plain())
 
     @classmethod
     def from_json(cls, text: str) -> InstanceInfo:
-        """Read what `to_json` wrote. Raises SkyError for any other text."""
+        """Parse the output of `to_json`. Raises SkyError for any other text."""
         try:
             return cls.from_plain(json.loads(text))
         except (ValueError, TypeError, AttributeError) as problem:
             raise SkyError(
-                f"the variable {VARIABLE} does not describe a rank ({problem}); unset it outside a pool"
+                f"the variable {VARIABLE} does not describe a rank ({problem}); "
+                "unset it outside a pool"
             ) from None
 
 
 def enter(info: InstanceInfo) -> None:
-    """Make this process, and what it starts, the rank that `info` describes; its kernel calls it. Twice is safe."""
+    """Make this process, and its child processes, the rank that `info` describes.
+
+    Called by the rank's kernel. Safe to call twice.
+    """
     os.environ[VARIABLE] = info.to_json()
 
 
 def instance_info() -> InstanceInfo:
-    """This process's place in the pool; rank 0 of 1 outside one.
+    """Return this process's place in the pool, or rank 0 of 1 outside a pool.
 
-    Also right in processes that a rank has started, for they inherit COMPUTE_POOL.
+    Also correct in processes that a rank has started, because they inherit COMPUTE_POOL.
 
     Raises:
-        SkyError: COMPUTE_POOL holds something else than a rank's place.
+        SkyError: COMPUTE_POOL does not describe a rank.
     """
     text = os.environ.get(VARIABLE)
     return _parsed(text) if text else InstanceInfo(hostname=socket.gethostname())
 
 
 def on_a_rank() -> bool:
-    """Whether this process is a rank of a pool, or was started by one."""
+    """Return True if this process is a rank of a pool, or was started by one."""
     return bool(os.environ.get(VARIABLE))
 
 
 _parsed = functools.lru_cache(maxsize=4)(InstanceInfo.from_json)
 
 
-# ------------------------------------------------------------------------------------- who takes part
+# -- participants of a run -------------------------------------------------------------------------
 
 _taking_part: tuple[int, ...] | None = None
 _everyone = True
@@ -163,9 +184,10 @@ _run = 0
 
 @contextlib.contextmanager
 def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
-    """For the length of a run: the ranks that carry it out, None for all; and its number. A rank's kernel calls it.
+    """Set the ranks that execute the current run (None for all) and its number, while it lasts.
 
-    Held for the process, not for a context: threads that the cell starts take part too.
+    Called by a rank's kernel. The setting belongs to the process, not to a context, so that threads
+    started by the cell take part too.
     """
     global _taking_part, _everyone, _run
     before = _taking_part, _everyone, _run
@@ -179,29 +201,32 @@ def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
 
 
 def everyone() -> bool:
-    """Whether all ranks of the pool take part in the present run; asked at each step of a training."""
+    """Return True if all ranks of the pool take part in the current run; called at each training
+    step.
+    """
     return _everyone
 
 
 def run_number() -> int:
-    """The number of the present run, the same on all ranks that take part; 0 between runs."""
+    """Return the number of the current run, the same on all its ranks; 0 between runs."""
     return _run
 
 
 def participants() -> tuple[int, ...]:
-    """The ranks that take part in the present run, ascending; all ranks of the pool between runs."""
+    """Return the ranks that take part in the current run, ascending; all ranks between runs."""
     return tuple(range(instance_info().world_size)) if _taking_part is None else _taking_part
 
 
-# ------------------------------------------------------------------------------------- whose output is heard
+# -- output control --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Output control: a decorator and a context manager, used as often and as nested as you like.
+    """Output control by rank: a reusable and nestable decorator and context manager.
 
-    As a decorator it takes functions and methods; a generator or an asynchronous function has a `with` block in it instead. The choice of ranks is evaluated at each call.
-    `skymagic.runtime.silence` says what a silence covers.
+    The decorator accepts functions and methods; generators and asynchronous functions need a `with`
+    block inside instead. The choice of ranks is evaluated at each call. `skymagic.runtime.silence`
+    describes what is silenced.
     """
 
     name: str
@@ -209,7 +234,7 @@ class Silence:
     heard: frozenset[int] | Literal["head", "all", "nobody"] | Callable[[InstanceInfo], bool]
 
     def applies(self) -> bool:
-        """Whether this rank is to be silent."""
+        """Return True if this rank is to be silent."""
         info = instance_info()
         if callable(self.heard):
             return not self.heard(info)
@@ -218,7 +243,9 @@ class Silence:
         return self.heard == "nobody" or (self.heard == "head" and info.rank != 0)
 
     def redirection(self) -> silence.Redirection:
-        """The redirection of one call: of our streams, or of none where this rank is heard."""
+        """Return the redirection for one call: of these streams, or of none if this rank's output
+        is shown.
+        """
         return silence.Redirection(self.streams if self.applies() else ())
 
     def __enter__(self) -> None:
@@ -227,15 +254,16 @@ class Silence:
         _open_blocks().append((self, block))
 
     def __exit__(self, *error: object) -> None:
-        opened = _open_blocks()
-        place = max(i for i, (control, _) in enumerate(opened) if control is self)
-        opened.pop(place)[1].__exit__()
+        blocks = _open_blocks()
+        index = max(i for i, (control, _) in enumerate(blocks) if control is self)
+        blocks.pop(index)[1].__exit__()
 
     def __call__(self, function: F) -> F:
-        """`function`, silent on the ranks that are not to be heard.
+        """Return `function`, silenced on the ranks whose output is not shown.
 
         Raises:
-            TypeError: not a function, a generator or an asynchronous function, or one that @sky.function has already made lazy.
+            TypeError: it is a class, not callable, a generator or an asynchronous function, or
+                @sky.function has already made it lazy.
         """
         if getattr(function, "__sky_lazy__", False):
             raise TypeError(
@@ -243,16 +271,18 @@ class Silence:
             )
         if inspect.isclass(function) or not callable(function):
             raise TypeError(
-                f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}"
+                f"sky.{self.name} decorates a function or stands in a `with`; "
+                f"it was given {function!r}"
             )
-        pauses = (
+        suspending_kinds = (
             inspect.iscoroutinefunction,
             inspect.isasyncgenfunction,
             inspect.isgeneratorfunction,
         )
-        if any(kind(function) for kind in pauses):
+        if any(kind(function) for kind in suspending_kinds):
             raise TypeError(
-                f"sky.{self.name} cannot decorate what pauses: write `with sky.{self.name}:` in {function.__name__}"
+                f"sky.{self.name} cannot decorate what pauses: "
+                f"write `with sky.{self.name}:` in {function.__name__}"
             )
 
         @wraps(function)
@@ -267,32 +297,39 @@ _local = threading.local()
 
 
 def _open_blocks() -> list[tuple[Silence, silence.Redirection]]:
-    """The `with` blocks open on this thread. Not kept in a Silence, for it is shared and travels by pickle."""
+    """Return the `with` blocks open on this thread.
+
+    They are not stored in a Silence, because it is shared between threads and pickled.
+    """
     blocks: list[tuple[Silence, silence.Redirection]] = _local.__dict__.setdefault("blocks", [])
     return blocks
 
 
 def stdout(function: F | None = None, /, *, only: Only = "head") -> Any:
-    """Let standard output be heard from some ranks only: ``@sky.stdout(only="head")`` or ``with sky.stdout(only=0):``.
+    """Show standard output from some ranks only: ``@sky.stdout(only="head")`` or ``with
+    sky.stdout(only=0):``.
 
-    Standard error is left alone. What is silenced on a rank of a pool is still in that rank's log.
+    Standard error is left alone. Output silenced on a rank of a pool still goes to that rank's log.
 
     Args:
-        only: ``"head"`` (rank 0), ``"all"``, a rank, several ranks, or a predicate of the InstanceInfo.
+        only: ``"head"`` (rank 0), ``"all"``, a rank, several ranks, or a predicate of the
+            InstanceInfo.
 
     Raises:
-        TypeError, ValueError: `only` is none of these; raised where the decorator is written.
+        TypeError, ValueError: `only` is none of these; raised where the decorator is applied.
     """
     return _control("stdout", function, only)
 
 
 def stderr(function: F | None = None, /, *, only: Only = "head") -> Any:
-    """`stdout` for standard error, which warnings, logging and progress bars use."""
+    """Show standard error from some ranks only, as `stdout`; warnings, logging and progress bars
+    use it.
+    """
     return _control("stderr", function, only)
 
 
 silent = Silence("silent", ("stdout", "stderr"), "nobody")
-"""``@sky.silent`` or ``with sky.silent:``: neither stream is heard from any rank."""
+"""``@sky.silent`` or ``with sky.silent:``: show neither stream from any rank."""
 
 
 def _control(name: str, function: F | None, only: Only) -> Any:
@@ -305,18 +342,18 @@ def _control(name: str, function: F | None, only: Only) -> Any:
 def _heard(
     name: str, only: Any
 ) -> frozenset[int] | Literal["head", "all"] | Callable[[InstanceInfo], bool]:
-    wanted = 'write "head", "all", a rank, several ranks, or a function of the InstanceInfo'
+    usage = 'write "head", "all", a rank, several ranks, or a function of the InstanceInfo'
     if isinstance(only, str):
         if only not in ("head", "all"):
-            raise ValueError(f"sky.{name}(only={only!r}): {wanted}")
+            raise ValueError(f"sky.{name}(only={only!r}): {usage}")
         return only  # type: ignore[return-value]
     if callable(only):
         _check_predicate(name, only)
         return only  # type: ignore[no-any-return]
     if isinstance(only, bytes | bytearray | Mapping):
-        raise TypeError(f"sky.{name}(only={only!r}): {wanted}")
+        raise TypeError(f"sky.{name}(only={only!r}): {usage}")
     ranks = frozenset(
-        _rank(name, item, wanted) for item in (only if isinstance(only, Iterable) else [only])
+        _rank(name, item, usage) for item in (only if isinstance(only, Iterable) else [only])
     )
     if not ranks:
         raise ValueError(
@@ -337,11 +374,12 @@ def _rank(name: str, item: Any, wanted: str) -> int:
 def _check_predicate(name: str, only: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(only)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(InstanceInfo())
     except TypeError:
         raise TypeError(
-            f"sky.{name}(only=…): the function is called with one InstanceInfo, and {only!r} does not take that"
+            f"sky.{name}(only=…): the function is called with one InstanceInfo, "
+            f"and {only!r} does not take that"
         ) from None

@@ -1,13 +1,16 @@
-"""`on_interruption`: a hook for the time before this machine is taken away: a spot instance that EC2 takes back, a job that Slurm ends.
+"""`on_interruption`: a hook that runs before this machine is reclaimed (by EC2, from a spot
+instance) or its job ends (in Slurm).
 
 ::
 
     control thread   notice ─▶ SIGURG ─┐
-    Slurm            its own signal  ──┴─▶ main thread, between two bytecodes, in a cell or between cells: fn(notice)
+    Slurm            its own signal  ──┴─▶ main thread, between two bytecodes: fn(notice)
+                                           (in a cell or between cells)
     timer            time is up ─▶ SIGURG ─▶ TimeoutError inside fn
 
-A signal handler, because the main thread holds the state that is worth keeping, and no other thread may look at it while a step
-changes it. SIGURG, for it is ignored by whatever does not expect it (Go's runtime uses it so, for the same reason).
+The hook runs in a signal handler, because the main thread holds the state worth saving, and no
+other thread may look at it while a step changes it. The signal is SIGURG, because programs that do
+not expect it ignore it (Go's runtime uses it for the same reason).
 """
 
 from __future__ import annotations
@@ -25,10 +28,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
-LIMIT = 25.0  # seconds that a hook has where nobody says when the end comes: Slurm kills 30 seconds after its SIGTERM
-MARGIN = 5.0  # seconds before the end at which a hook must be over, so that what it has written reaches a disk
+# Seconds that a hook may take if the time of the end is unknown: Slurm kills 30 seconds after its
+# SIGTERM.
+LIMIT = 25.0
+# Seconds before the end at which a hook must have finished, so that its output reaches a disk.
+MARGIN = 5.0
 REPEAT = 1.0
-"""Seconds after which a hook that has caught its TimeoutError gets another."""
+"""Seconds after which a hook that caught its TimeoutError gets another one."""
 WAKE = signal.SIGURG
 NOWHERE = (
     "sky.on_interruption: this process is not a rank of a pool, so the hook will not be called"
@@ -37,13 +43,13 @@ NOWHERE = (
 
 @dataclass(frozen=True)
 class Interruption:
-    """What a hook is told.
+    """Notice passed to a hook.
 
     Attributes:
-        reason: in words.
-        ranks: those that will be lost.
-        mine: whether this rank is among them.
-        at: seconds since 1970 when that will be; None where nobody knows.
+        reason: the reason in words.
+        ranks: ranks that will be lost.
+        mine: True if this rank is among them.
+        at: time of the interruption in seconds since 1970; None if unknown.
     """
 
     reason: str
@@ -53,7 +59,7 @@ class Interruption:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until then; None where nobody knows when."""
+        """Seconds until the interruption; None if its time is unknown."""
         return None if self.at is None else max(0.0, self.at - time.time())
 
 
@@ -66,27 +72,34 @@ class _Registered:
     call: Hook
     limit: float | None
     before: dict[int, Any]
-    """The handlers that its own signals had."""
+    """Previous handlers of the hook's own signals."""
 
 
 class _State:
-    """The hook of this process, and the notices that it has not been told of."""
+    """The hook of this process, and the notices not yet passed to it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.rank = 0
         self.ended: Callable[[float, str], None] | None = None
-        """Told of each call: seconds, and the error if there was one. None outside a rank."""
-        self.changed: Callable[[bool], None] = lambda there: None  # told whether there is a hook
+        """Called after each call of the hook with its seconds, and the error if any.
+
+        None outside a rank.
+        """
+        # called with True if a hook is set
+        self.changed: Callable[[bool], None] = lambda there: None
         self.signalled: tuple[str, float] = ("", 0.0)
-        """What the last signal to this process is called, and when it has come (monotonic seconds)."""
-        self.told = ""  # the reason of the last notice that was no signal to this process
-        self.unfinished = 0  # signals to this process whose call is not over
+        """Name of the last signal to this process, and the time of its arrival (monotonic
+        seconds).
+        """
+        # reason of the last notice that did not come from a signal to this process
+        self.told = ""
+        # signals to this process whose call of the hook has not finished
+        self.unfinished = 0
         self.hook: _Registered | None = None
         self.pending: deque[Interruption] = deque()
-        self.over_at: float | None = (
-            None  # when the call that goes on must be over (monotonic seconds)
-        )
+        # deadline of the current call (monotonic seconds)
+        self.over_at: float | None = None
 
 
 _state = _State()
@@ -97,11 +110,13 @@ def attach(
     ended: Callable[[float, str], None],
     changed: Callable[[bool], None] = lambda there: None,
 ) -> None:
-    """This process is a rank; called on its main thread. Processes that it forks are none.
+    """Mark this process as a rank; called on its main thread.
+
+    Processes that it forks are not ranks.
 
     Args:
-        ended: told of each call of a hook: seconds, and the error if there was one.
-        changed: told whether there is a hook.
+        ended: called after each call of a hook: seconds, and the error if there was one.
+        changed: called with True when a hook is set, False when it is removed.
     """
     global _state
     _state = _State()
@@ -111,20 +126,26 @@ def attach(
 def on_interruption(
     fn: F | None, *, limit: float | None = None, signals: Iterable[int] = ()
 ) -> F | None:
-    """Call ``fn(notice)`` on this rank when machines of the pool are about to be taken away: time to write a checkpoint.
+    """Call ``fn(notice)`` on this rank before machines of the pool are reclaimed: time to write a
+    checkpoint.
 
-    Every rank with a hook calls it, also ranks that stay, and also while a cell runs: on the main thread, between two instructions of
-    the interpreter, so that the cell's variables are consistent. Ranks do not wait for each other: do not use collectives in it
-    (``all_reduce``, ``barrier``, saving a sharded model). A rank in native code calls it when that code returns.
+    Every rank with a hook calls it, even ranks that are not affected, and even while a cell runs:
+    on the main thread, between two instructions of the interpreter, so that the cell's variables
+    are consistent. Ranks do not wait for each other, so do not use collectives in it
+    (``all_reduce``, ``barrier``, saving a sharded model). A rank in native code calls it when that
+    code returns.
 
-    Also a decorator. A rank has one hook: the last one set; None removes it. A hook that is set after the notice is called
-    immediately. Outside a pool nothing is called, and you get one warning.
+    It can be used as a decorator. A rank has one hook, the last one set; None removes it. A hook
+    set after the notice is called immediately. Outside a pool the hook is never called, and you get
+    one warning.
 
     Args:
-        fn: gets an `Interruption`: ``reason``, ``ranks`` that will be lost, ``mine``, ``at`` and ``seconds_left``.
-        limit: seconds until TimeoutError is raised in the hook; None: 5 less than are left, or 25 if the time left is unknown.
-        signals: signals to this process that also count as a notice, as Slurm sends them: ``signals=[signal.SIGTERM]``, or
-            ``[signal.SIGUSR1]`` with ``sbatch --signal=USR1@120``.
+        fn: called with an `Interruption`: ``reason``, ``ranks`` that will be lost, ``mine``, ``at``
+            and ``seconds_left``.
+        limit: seconds until TimeoutError is raised in the hook; None: 5 less than are left, or 25
+            if the time left is unknown.
+        signals: signals to this process that also count as a notice, as Slurm sends them:
+            ``signals=[signal.SIGTERM]``, or ``[signal.SIGUSR1]`` with ``sbatch --signal=USR1@120``.
 
     Returns:
         `fn`.
@@ -161,9 +182,10 @@ def _remove() -> None:
 
 
 def notify(notice: Interruption) -> None:
-    """Have the hook called, now or when there is one; on any thread of a rank.
+    """Have the hook called, now or when one is set. May be called on any thread of a rank.
 
-    A signal that the agent has had and this process too is one: Slurm sends it to all processes of a job.
+    Slurm sends a signal to all processes of a job: a notice for a signal that both the agent and
+    this process received is handled only once.
     """
     reason, at = _state.signalled
     if notice.reason == reason and time.monotonic() - at < LIMIT:
@@ -179,7 +201,7 @@ def notify(notice: Interruption) -> None:
 def _wake() -> None:
     main = threading.main_thread().ident
     if main is not None:
-        signal.pthread_kill(main, WAKE)  # also wakes an event loop that waits
+        signal.pthread_kill(main, WAKE)  # also wakes a waiting event loop
 
 
 def _on_wake(_: int, frame: FrameType | None) -> None:
@@ -192,13 +214,16 @@ def _on_wake(_: int, frame: FrameType | None) -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    """A signal that the hook is to hear. A process that a cell has forked has inherited this: there it does what it would have done."""
+    """Handle a signal that counts as a notice.
+
+    A process forked by a cell has inherited this handler; there the signal gets its default action.
+    """
     if os.getpid() != _state.pid:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
     reason = f"{signal.Signals(number).name} has come"
-    if reason == _state.told:  # by the agent, which ends
+    if reason == _state.told:  # already reported by the agent, which is ending
         return
     _state.unfinished += 1
     _state.signalled = reason, time.monotonic()
@@ -213,17 +238,17 @@ def _call_pending() -> None:
 
 
 def _call(hook: _Registered, notice: Interruption) -> None:
-    left = notice.seconds_left
-    limit = hook.limit or (LIMIT if left is None else max(1.0, left - MARGIN))
-    begun = time.monotonic()
+    seconds_left = notice.seconds_left
+    limit = hook.limit or (LIMIT if seconds_left is None else max(1.0, seconds_left - MARGIN))
+    start = time.monotonic()
     over, error = threading.Event(), ""
-    _state.over_at = begun + limit
+    _state.over_at = start + limit
     threading.Thread(
         target=_watch, args=(over, limit), name="skymagic-hook-limit", daemon=True
     ).start()
     try:
         hook.call(notice)
-    except KeyboardInterrupt:  # the stop button, which is for the cell
+    except KeyboardInterrupt:  # the stop button, which is meant for the cell
         error = "it was interrupted"
         raise
     except BaseException as problem:
@@ -235,7 +260,7 @@ def _call(hook: _Registered, notice: Interruption) -> None:
             _state.unfinished = max(0, _state.unfinished - 1)
         over.set()
         if _state.ended is not None:
-            _state.ended(time.monotonic() - begun, error)
+            _state.ended(time.monotonic() - start, error)
 
 
 def _watch(over: threading.Event, limit: float) -> None:

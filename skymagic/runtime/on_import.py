@@ -1,5 +1,8 @@
-"""Libraries adapted: post-import hooks, which get a module once somebody imports it, so that it is not imported for them; a package imported
-without a part that takes long; attributes replaced."""
+"""Post-import hooks and patches for libraries.
+
+A hook gets a module once the program imports it, so that skymagic never imports it needlessly. A
+package can be imported without a slow part of it, and attributes can be replaced temporarily.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,26 @@ from typing import Any, TypeVar
 Adapt = Callable[[types.ModuleType], None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 IPYPARALLEL = ("ipyparallel", "cluster", ("Cluster", "ClusterManager"))
-"""For `import_without`: it starts clusters of its own with a fifth of what it imports, and none of ours."""
+"""Arguments of `import_without`.
+
+A fifth of ipyparallel's imports serve to start clusters, which skymagic does not use.
+"""
 
 
 INTERNAL_FILE = "{file} (importlib._bootstrap)"
-"""File name of a frame that `warnings.warn` leaves out when it counts ``stacklevel``: one with both of these words in it, as those of
-Python's import system. That is the only way before ``skip_file_prefixes`` of Python 3.12, which the library that warns would have to pass."""
+"""File name of a frame that `warnings.warn` skips when it counts ``stacklevel``.
+
+It skips names that contain both of these words, as frames of Python's import system do. Before
+``skip_file_prefixes`` of Python 3.12, which the warning library itself would have to pass, there is
+no other way.
+"""
 
 
 def left_out_by_warnings(function: Function) -> Function:
-    """Let a library that warns about its caller (``stacklevel=2``) name the user's line, although this function stands between.
+    """Let a library that warns about its caller (``stacklevel=2``) report the user's line in spite
+    of this frame.
 
-    Filters by module hold then, too: ``ignore::FutureWarning:__main__``.
+    Filters by module then work too: ``ignore::FutureWarning:__main__``.
     """
     code = function.__code__
     function.__code__ = code.replace(co_filename=INTERNAL_FILE.format(file=code.co_filename))
@@ -35,7 +46,9 @@ def left_out_by_warnings(function: Function) -> Function:
 
 
 def wraps(plain: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Make a function look like the library's function that it calls, as `functools.wraps` does, in warnings too."""
+    """Make a function look like the library's function that it wraps, as `functools.wraps`, in
+    warnings too.
+    """
 
     def made(wrapper: Function) -> Function:
         functools.update_wrapper(wrapper, plain)
@@ -45,7 +58,10 @@ def wraps(plain: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are waited for as Python itself does, and calls what waits after their code has run."""
+    """Finder for the awaited modules, which calls their hooks after their code has run.
+
+    It finds modules exactly as Python itself does.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Adapt]] = {}
@@ -58,7 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return None
-        execute = spec.loader.exec_module  # the loader is this module's alone
+        execute = spec.loader.exec_module  # each module has its own loader
 
         @left_out_by_warnings
         def exec_module(module: types.ModuleType) -> None:
@@ -74,9 +90,11 @@ _finder = _Finder()
 
 
 def when_imported(name: str, adapt: Adapt) -> None:
-    """Call `adapt` with the module `name` after its code has run; at once where it is imported already.
+    """Call `adapt` with the module `name` after its code has run, or at once if it is already
+    imported.
 
-    What `adapt` raises is dropped: another version of a library may lack what it looks for, and goes its own way.
+    Errors of `adapt` are ignored: another version of a library may lack the parts to adapt, and
+    works unadapted.
     """
     if name in sys.modules:
         _apply(adapt, sys.modules[name])
@@ -92,40 +110,47 @@ def _apply(adapt: Adapt, module: types.ModuleType) -> None:
 
 
 class Patches(contextlib.ExitStack):
-    """Attributes of a library that have other values while the block goes on."""
+    """Attributes of a library that have other values inside the `with` block."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Give an attribute this value; the one before comes back at the end."""
+        """Set an attribute; its previous value is restored at the end."""
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
 
 def stand_in(name: str, taken: Sequence[str] = ()) -> types.ModuleType:
-    """A module with a class for each name that is taken from it."""
-    made = types.ModuleType(name)
-    vars(made).update({each: type(each, (), {}) for each in taken}, __path__=[])
-    return made
+    """Return a module with an empty class for each name that is imported from it."""
+    module = types.ModuleType(name)
+    vars(module).update({class_name: type(class_name, (), {}) for class_name in taken}, __path__=[])
+    return module
 
 
 def import_with(stand_ins: Mapping[str, types.ModuleType | None], name: str) -> types.ModuleType:
-    """Import a module while these stand for what it imports and does not use. A version that does more with them is imported as it is."""
+    """Import a module while stand-ins replace modules that it imports but does not use.
+
+    If a version of the module uses them after all, it is imported without stand-ins.
+    """
     before = set(sys.modules)
     sys.modules.update(stand_ins)  # type: ignore[arg-type]  # None hides a module
     try:
         return importlib.import_module(name)
     except (ImportError, AttributeError, TypeError):
-        packages = {each.partition(".")[0] for each in stand_ins}
-        for each in [
-            each
-            for each in sys.modules
-            if each.partition(".")[0] in packages and each not in before
+        packages = {stand_in_name.partition(".")[0] for stand_in_name in stand_ins}
+        for imported_name in [
+            imported_name
+            for imported_name in sys.modules
+            if imported_name.partition(".")[0] in packages and imported_name not in before
         ]:
-            del sys.modules[each]
+            del sys.modules[imported_name]
         return importlib.import_module(name)
 
 
 def import_without(package: str, part: str, names: Sequence[str]) -> None:
-    """Import a package of which `part` is imported only when somebody asks for it, or for the `names` that the package takes from it."""
+    """Import a package without its submodule `part`.
+
+    The submodule is imported on first access to it, or to one of the `names` that the package
+    imports from it.
+    """
     if package in sys.modules:
         return
     full = f"{package}.{part}"
@@ -141,7 +166,7 @@ def import_without(package: str, part: str, names: Sequence[str]) -> None:
         if name not in (part, *names):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(full)
-        vars(imported).update({each: getattr(module, each) for each in names})
+        vars(imported).update({attribute: getattr(module, attribute) for attribute in names})
         return vars(imported)[name]
 
     vars(imported)["__getattr__"] = late  # PEP 562

@@ -1,7 +1,8 @@
-"""A key-value store of the pool's ranks, for what must be agreed on before there is a process group, such as its store's port.
+"""A key-value store of the pool's ranks, for values needed before a process group exists, such as
+its store's port.
 
-Values go rank → agent → all ranks, so that no port has to be guessed. Each process group formed has a generation of its own,
-which is part of a key: a rank that is late does not read what belonged to the group before.
+Values go rank → agent → all ranks, so that no port has to be guessed. The keys of each process
+group include its generation, so that a late rank does not read values of an earlier group.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Any, Protocol
 TIMEOUT = 60.0
 """Seconds that a rank waits for a value."""
 EPHEMERAL = 32768
-"""The first port that Linux gives by itself to whoever connects, where it is not told otherwise."""
+"""First ephemeral port of Linux, unless configured otherwise."""
 TRIES = 50
-"""Ports that are looked at."""
+"""Number of ports to try."""
 _state: dict[str, Any] = {"control": None, "generation": 0, "prefix": "", "waits": 0}
 
 
 class ValueExchange(Protocol):
-    """The way to all ranks of the pool: `kernels.rank.context`."""
+    """Connection to all ranks of the pool, implemented in `kernels.rank.context`."""
 
     def put(self, key: str, value: Any) -> None:
         """Set a value on all ranks; None deletes it."""
 
     def get(self, key: str, timeout: float) -> Any:
-        """A value, once some rank has put it; raises TimeoutError."""
+        """Return a value once some rank has set it. Raises TimeoutError."""
 
 
 def attach(control: ValueExchange, generation: int) -> None:
@@ -37,23 +38,23 @@ def attach(control: ValueExchange, generation: int) -> None:
 
 
 def attached() -> bool:
-    """Whether this process is a rank, or was forked from one."""
+    """Return True if this process is a rank, or was forked from one."""
     return _state["control"] is not None
 
 
 def set_generation(generation: int) -> None:
-    """The process group that is formed next."""
+    """Set the generation of the next process group."""
     _state["generation"] = generation
 
 
 def generation() -> int:
-    """Number of the process group that is being formed."""
+    """Return the number of the process group that is being formed."""
     return int(_state["generation"])
 
 
 @contextlib.contextmanager
 def subgroup(name: str) -> Iterator[None]:
-    """Inside, keys have a prefix: the ranks of a smaller group see each other's values, and no others."""
+    """Add a prefix to keys, so that the ranks of a smaller group see only each other's values."""
     before = _state["prefix"]
     _state["prefix"] = f"{name}/"
     try:
@@ -67,24 +68,30 @@ def _key(name: str) -> str:
 
 
 def put(name: str, value: Any) -> None:
-    """Set a plain value on all ranks of the pool, for this generation."""
+    """Set a plain value on all ranks of the pool in this generation."""
     _state["control"].put(_key(name), value)
 
 
 def delete(name: str) -> None:
-    """Delete a value, once every rank that needs the value has it."""
+    """Delete a value that every rank has read."""
     _state["control"].put(_key(name), None)
 
 
 def get(name: str, timeout: float = TIMEOUT) -> Any:
-    """The value that some rank puts in this generation. Raises TimeoutError when nobody did within `timeout` seconds."""
+    """Return the value that some rank sets in this generation.
+
+    Raises TimeoutError after `timeout` seconds.
+    """
     with waiting():
         return _state["control"].get(_key(name), timeout)
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Inside, this rank waits for others. While groups are formed anew, one that sleeps anywhere else counts as hanging."""
+    """Mark this rank as waiting for others.
+
+    While groups are formed again, a rank that sleeps anywhere else counts as hanging.
+    """
     _state["waits"] += 1
     try:
         yield
@@ -93,17 +100,19 @@ def waiting() -> Iterator[None]:
 
 
 def waits() -> bool:
-    """Whether this rank waits for others. Safe on any thread."""
+    """Return True if this rank is waiting for others. Safe on any thread."""
     return bool(_state["waits"])
 
 
 def free_port(address: str) -> int:
-    """A port that is free on this machine, at the address that others reach it by where the machine knows it.
+    """Return a free port of this machine, on the address that other nodes use for it.
 
-    One that the system does not give to whoever connects or asks for any port: it is used later, by others, and would
-    be taken in between now and then. Where none is found below those, the system's choice.
+    Prefers ports below the ephemeral range: the port is only used later, and meanwhile the system
+    could give an ephemeral port to another program. Falls back to the system's choice if none of
+    these is free.
 
-    Raises OSError when there is none.
+    Raises:
+        OSError: no port is free.
     """
     below = range(EPHEMERAL // 2, _first_ephemeral_port())
     for port in [*random.SystemRandom().sample(below, min(len(below), TRIES)), 0]:
@@ -123,4 +132,4 @@ def _first_ephemeral_port() -> int:
 
 
 active_plugins: list[Any] = []
-"""The rank's `plugins.Plugin`s, in the order in which their hooks run."""
+"""The rank's `plugins.Plugin`s, in hook order."""

@@ -1,8 +1,12 @@
-"""`report`: numbers of a training by step, cheap enough for each step; a rank's kernel sends them on twice a second.
+"""`report`: training metrics by step, cheap enough for each step; the rank's kernel sends them
+twice a second.
 
 ::
 
-    main thread   report(…) ── a row of doubles ──▶ Recorder ◀── take, twice a second ── the rank's flusher thread ──▶ agent
+    main thread   report(…) ── a row of doubles ──▶ Recorder
+                                                      │ take, twice a second
+                                                      ▼
+                                         the rank's flusher thread ──▶ agent
 """
 
 from __future__ import annotations
@@ -19,20 +23,20 @@ from typing import Any
 from skymagic.wire.metrics import Names, Rows
 
 RESERVED = frozenset({"rank", "cell", "seconds"})
-"""Columns of the table that these names would hide."""
+"""Columns of the table that metrics of these names would hide."""
 MOST_NAMES = 200
-"""Different names that one rank may report: each is a column."""
+"""Most distinct names that one rank may report; each is a column."""
 LONGEST_NAME = 100
 MOST_BYTES = 8 << 20
-"""Bytes of rows that nobody has taken: a thread that reports between cells goes on for ever."""
+"""Most bytes of untaken rows, because a thread that reports between cells never stops."""
 NOWHERE = "sky.report: this process is not a rank of a pool, so what it reports is not kept"
 
 
 def number(name: str, value: Any) -> float:
-    """A number as a double; tensors and arrays of one element count as numbers.
+    """Return a number as a double; tensors and arrays of one element count as numbers.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not a number.
     """
     if value is not None and not isinstance(value, str | bytes | bytearray | complex):
         item = getattr(value, "item", None)
@@ -47,35 +51,41 @@ def number(name: str, value: Any) -> float:
 
 
 def position(name: str, value: Any) -> float:
-    """A step, or a number of steps. Raises TypeError or ValueError for what cannot be one."""
-    found = number(name, value)
-    if not math.isfinite(found) or found < 0 or (name == "total" and not found):
+    """Return a step, or a number of steps.
+
+    Raises TypeError or ValueError if the value cannot be one.
+    """
+    steps = number(name, value)
+    if not math.isfinite(steps) or steps < 0 or (name == "total" and not steps):
         raise ValueError(
-            f"sky.report({name}={value!r}): a number of steps is neither negative nor infinite, a total above 0"
+            f"sky.report({name}={value!r}): a number of steps is neither negative nor infinite, "
+            "a total above 0"
         )
-    return found
+    return steps
 
 
 class Recorder:
-    """Rows that were reported and not yet taken, by their names. Safe on any thread."""
+    """Reported rows that have not been taken yet, by their names. Safe on any thread."""
 
     def __init__(self) -> None:
         self._rows: Rows = {}
-        self._known: set[Names] = set()  # sets of names that were looked at
+        self._known: set[Names] = set()  # sets of names that passed the checks
         self._names: set[str] = set()
         self._step = 0.0
         self.last_step: float | None = None
-        """The step that the present cell has reported last, or None if it has reported none."""
+        """Last step reported by the current cell, or None if it has reported none."""
         self._began = time.perf_counter()
-        # reentrant: a signal handler of the user's may report while its thread does
+        # Reentrant, because the user's signal handler may report while its thread does.
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """A cell begins: steps that are not given, and seconds, are counted from here."""
+        """Start a cell: seconds, and steps that are not given, count from here."""
         self._step, self.last_step, self._began = 0.0, None, time.perf_counter()
 
     def add(self, step: Any, total: Any, numbers: dict[str, Any]) -> None:
-        """Keep one row. Raises TypeError or ValueError for names and values that cannot be reported."""
+        """Add one row. Raises TypeError or ValueError for names and values that cannot be
+        reported.
+        """
         names = tuple(numbers)
         if names not in self._known:
             self._learn(names)
@@ -99,7 +109,7 @@ class Recorder:
                 rows.extend((time.perf_counter() - self._began, step, total, *numbers.values()))
 
     def take(self) -> Rows:
-        """All rows, which are forgotten here."""
+        """Return all rows and forget them."""
         if not self._rows:
             return {}
         with self._lock:
@@ -112,11 +122,13 @@ class Recorder:
                 raise ValueError(f"sky.report: {name[:LONGEST_NAME]!r} cannot be a column's name")
             if name in RESERVED:
                 raise ValueError(
-                    f"sky.report: {name!r} is already a column of the table: report it under another name"
+                    f"sky.report: {name!r} is already a column of the table: "
+                    "report it under another name"
                 )
         if len(self._names.union(names)) > MOST_NAMES:
             raise ValueError(
-                f"sky.report: more than {MOST_NAMES} different names; report fewer, under names that stay"
+                f"sky.report: more than {MOST_NAMES} different names; "
+                "report fewer, under names that stay"
             )
         self._names.update(names)
         self._known.add(names)
@@ -126,32 +138,35 @@ _recorder = Recorder()
 
 
 def last_step() -> float | None:
-    """Return the step that the present cell has reported last, or None if it has reported none."""
+    """Return the last step reported by the current cell, or None if it has reported none."""
     return _recorder.last_step
 
 
 _sending = threading.RLock()
 _send: Callable[[Rows], None] | None = None
-"""Where rows go; None outside a rank."""
-"""Where the rows of the present cell go too."""
+"""Receiver of the rows; None outside a rank."""
 
 
 def report(*, step: float | None = None, total: float | None = None, **numbers: Any) -> None:
-    """Report numbers of one step of a training, as ``sky.report(step=i, total=len(loader), loss=loss)``.
+    """Report metrics of a training step, such as ``sky.report(step=i, total=len(loader),
+    loss=loss)``.
 
-    Costs microseconds, so that each step may call it. On a rank all of it is kept and comes to the notebook twice a second:
-    the line of the running cell shows the newest, ``pool.metrics`` has everything by step and rank. Elsewhere it is checked
-    and dropped, with one warning.
+    A call takes microseconds, so it can be made at each step. On a rank every row is recorded and
+    sent to the notebook twice a second: the running cell's progress line shows the latest values,
+    and ``pool.metrics`` has all of them by step and rank. Outside a pool the values are checked and
+    dropped, with one warning.
 
     Args:
-        step: the step that has ended, counted from 0 or 1; the one after this rank's last if it is not given. Where a loop's
-            steps begin again, as each epoch's do, the table counts on.
-        total: how many steps there are.
-        numbers: a number by name; a tensor or an array of one element counts as one (a tensor on a GPU is waited for).
+        step: the step that has ended, counted from 0 or 1; by default the one after this rank's
+            last. If a loop's steps start again, as in each epoch, the table continues counting.
+        total: total number of steps.
+        numbers: metrics by name; a tensor or an array of one element counts as a number (this waits
+            for a tensor on a GPU).
 
     Raises:
-        TypeError: a value that is not one number.
-        ValueError: a name that cannot be a column's (``rank``, ``cell`` and ``seconds`` are taken); a step below 0.
+        TypeError: a value is not one number.
+        ValueError: a name cannot be a column (``rank``, ``cell`` and ``seconds`` are taken), or a
+            step is below 0.
     """
     _recorder.add(step, total, numbers)
     if _send is None:
@@ -160,7 +175,7 @@ def report(*, step: float | None = None, total: float | None = None, **numbers: 
 
 
 def attach(send: Callable[[Rows], None]) -> None:
-    """This process is a rank: `flush` sends rows here. Processes that it forks are none."""
+    """Mark this process as a rank: `flush` calls `send`. Processes that it forks are not ranks."""
     global _send
     _send = send
     os.register_at_fork(after_in_child=_detach)
@@ -172,14 +187,17 @@ def _detach() -> None:
 
 
 def begin() -> None:
-    """A cell begins; the rank's kernel calls it."""
+    """Start a cell; called by the rank's kernel."""
     _recorder.begin()
 
 
 def flush(more: Rows | None = None) -> None:
-    """Send what was reported since the last time; the rank's kernel calls it, on any thread. On return what others have taken is sent too."""
+    """Send everything reported since the last call, including rows that other threads are sending.
+
+    Called by the rank's kernel, on any thread.
+    """
     if _send is None:
         return
-    with _sending:  # what comes after the end of a cell's output is heard by nobody
+    with _sending:  # rows sent after the end of a cell's output would be lost
         if rows := {**_recorder.take(), **(more or {})}:
             _send(rows)

@@ -1,6 +1,6 @@
-"""`shard`: this rank's part of data that every rank has, in the type that it came in.
+"""`shard`: this rank's part of data that every rank has, in the type of the data.
 
-Nothing is imported for it: a library whose data comes in is there already.
+No library is imported for it: if its data is passed in, it is already imported.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
 
 
 def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
-    """This rank's part of each of `arrays`, which all ranks hold in full and in the same order.
+    """Return this rank's part of each of `arrays`, which all ranks hold in full and in the same
+    order.
 
-    Rank r of n takes the items r, r + n, r + 2n, …; of a shuffled order when asked. The ranks' parts are disjoint and
-    together they are the whole; several arrays stay aligned: ``x[i]`` still belongs to ``y[i]``. Only ranks that take
-    part in the run count. With more ranks than items, some parts are empty, of the same type. Outside a pool the
-    whole is rank 0's part.
+    Rank r of n takes the items r, r + n, r + 2n, …, optionally in shuffled order. The ranks' parts
+    are disjoint and together they are the whole. Several arrays stay aligned: ``x[i]`` still
+    belongs to ``y[i]``. Only ranks that take part in the run count. With more ranks than items,
+    some parts are empty, of the same type. Outside a pool rank 0's part is the whole.
 
     Args:
-        arrays: of equal length along their first dimension. list, tuple, numpy and JAX arrays, torch tensors, pandas
-            objects (the index stays), scipy's sparse rows, pyarrow tables, `datasets.Dataset` and torch's map-style
-            datasets (a Subset) keep their type; a dict is taken as arrays by name and stays a dict. Any other
-            sequence with a length gives a list.
-        shuffle: deal out a shuffled order, ``random.Random(seed).shuffle``, the same on each rank.
-        seed: another seed, another order; the epoch's number for instance.
-        drop_last: leave the last items of that order out, so that all parts are equally long.
+        arrays: of equal length along their first dimension. list, tuple, numpy and JAX arrays,
+            torch tensors, pandas objects (the index stays), scipy's sparse rows, pyarrow tables,
+            `datasets.Dataset` and torch's map-style datasets (a Subset) keep their type; a dict is
+            treated as arrays by name and stays a dict. Any other sequence with a length gives a
+            list.
+        shuffle: use a shuffled order, ``random.Random(seed).shuffle``, the same on each rank.
+        seed: seed of the order, for instance the epoch's number.
+        drop_last: leave out the last items of that order, so that all parts are equally long.
 
     Returns:
         One part for one array, a tuple of parts for several.
@@ -67,11 +69,14 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
     sizes = [size for array in arrays for size in _sizes(array)]
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"arrays to shard together must be equally long; these have {', '.join(map(str, sizes))} items"
+            "arrays to shard together must be equally long; "
+            f"these have {', '.join(map(str, sizes))} items"
         )
     ranks = participants()
-    place = ranks.index(instance_info().rank)
-    indices = _indices(sizes[0], place, len(ranks), shuffle=shuffle, seed=seed, drop_last=drop_last)
+    position = ranks.index(instance_info().rank)
+    indices = _indices(
+        sizes[0], position, len(ranks), shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
     parts = tuple(_take(array, indices) for array in arrays)
     return parts if len(parts) > 1 else parts[0]
 
@@ -79,7 +84,7 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
 def _indices(
     size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool
 ) -> Sequence[int]:
-    """Which of `size` items the part at `place` of `parts` consists of; a range unless shuffled."""
+    """Return the indices of the part at `place` of `parts`; a range unless shuffled."""
     order: Sequence[int] = range(size)
     if shuffle:
         order = list(order)
@@ -90,7 +95,10 @@ def _indices(
 
 
 def _sizes(array: Any) -> list[int]:
-    """The length of an array, or of each array in a dict. Raises TypeError for what cannot be divided."""
+    """Return the length of an array, or of each array in a dict.
+
+    Raises TypeError if it cannot be divided.
+    """
     if isinstance(array, Mapping):
         if not array:
             raise TypeError(
@@ -108,15 +116,18 @@ def _sizes(array: Any) -> list[int]:
         )
     if isinstance(array, Set):
         raise TypeError(
-            f"shard() does not divide a {kind}, which has no order: give it sorted(...) of it, the same on each rank"
+            f"shard() does not divide a {kind}, which has no order: "
+            "give it sorted(...) of it, the same on each rank"
         )
     if isinstance(array, Iterator):
         raise TypeError(
-            f"shard() does not divide the iterator {kind}, which has no length: give it list(...) of it"
+            f"shard() does not divide the iterator {kind}, which has no length: "
+            "give it list(...) of it"
         )
     if not hasattr(array, "__getitem__") or _is_a(array, "torch.utils.data", "IterableDataset"):
         raise TypeError(
-            f"shard() does not divide {kind}, which gives no item by its number: give it list(...) of it"
+            f"shard() does not divide {kind}, which gives no item by its number: "
+            "give it list(...) of it"
         )
     return [_length(array)]
 
@@ -124,20 +135,23 @@ def _sizes(array: Any) -> list[int]:
 def _length(array: Any) -> int:
     shape = getattr(array, "shape", None)
     try:
-        # a sparse matrix has no len(), and a scalar array's shape is empty
+        # A sparse matrix has no len(), and a scalar array's shape is empty.
         return int(shape[0]) if isinstance(shape, tuple) else len(array)
     except (TypeError, IndexError):
         raise TypeError(
-            f"shard() does not divide {type(array).__name__}, which has no length: give it a list, a tuple, an array, "
-            "a tensor, a DataFrame or a dict of them"
+            f"shard() does not divide {type(array).__name__}, which has no length: "
+            "give it a list, a tuple, an array, a tensor, a DataFrame or a dict of them"
         ) from None
 
 
-# ------------------------------------------------------------------------------------------ by type
+# -- by type ---------------------------------------------------------------------------------------
 
 
 def _take(array: Any, indices: Sequence[int]) -> Any:
-    """The items at `indices`, in the type of `array`; the array itself when that is all of them, in order."""
+    """Return the items at `indices`, in the type of `array`.
+
+    Returns the array itself if these are all of its items, in order.
+    """
     if isinstance(array, Mapping):
         return {name: _take(value, indices) for name, value in array.items()}
     taker = next((take for module, types, take in _TAKERS if _is_a(array, module, *types)), None)
@@ -147,14 +161,16 @@ def _take(array: Any, indices: Sequence[int]) -> Any:
 
 
 def _is_a(array: Any, module: str, *types: str) -> bool:
-    """isinstance, for types of a library that may not be there: then nothing can be one of them."""
+    """Check isinstance for types of a library; False if it is not imported, as then no instance
+    exists.
+    """
     library = sys.modules.get(module)
     return any(isinstance(array, getattr(library, name, ())) for name in types)
 
 
 def _row_numbers(indices: Sequence[int]) -> Any:
     numpy = sys.modules["numpy"]
-    if isinstance(indices, range):  # for millions of rows much faster than a look at each
+    if isinstance(indices, range):  # much faster than converting millions of row numbers one by one
         return numpy.arange(indices.start, indices.stop, indices.step)
     return numpy.asarray(indices, dtype=numpy.intp)
 
@@ -173,7 +189,7 @@ def _rows_of_arrow(table: Any, indices: Sequence[int]) -> Any:
     return table.take(pyarrow.array(indices, type=pyarrow.int64()))
 
 
-# module, its types, how to take rows of one; the first that fits
+# Module, its types, and how to take rows from them; the first match counts.
 _TAKERS: tuple[tuple[str, tuple[str, ...], Callable[[Any, Sequence[int]], Any]], ...] = (
     ("builtins", ("list",), lambda array, indices: [array[i] for i in indices]),
     ("builtins", ("tuple",), lambda array, indices: tuple(array[i] for i in indices)),

@@ -1,11 +1,13 @@
-"""Redirection of standard streams at the level of file descriptors (``dup2``), which silences a process's output.
+"""Redirection of standard streams at the level of file descriptors (``dup2``), to silence a
+process's output.
 
-While a stream is silenced its descriptor leads to a sink: what Python, C code and child processes write goes there, from all threads.
+While a stream is silenced its descriptor leads to a sink, which receives the output of Python, C
+code and child processes, from all threads.
 
     print ───────────────┐
     C, child processes ──┴─▶ descriptor 1 ──▶ sink: the rank's log, or the null device
 
-A stream that ends in no descriptor, as a notebook's own, has a stand-in meanwhile.
+A stream without a descriptor, such as a notebook's, is replaced by a stand-in meanwhile.
 """
 
 from __future__ import annotations
@@ -23,45 +25,49 @@ from typing import Any
 from skymagic.wire.codec import write_all
 
 sinks: dict[str, int] = {}
-"""The descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.
+"""Descriptors that receive silenced output, by stream (``"stdout"``, ``"stderr"``), instead of the
+null device.
 
-A rank's kernel sets it, so that the rank's log stays complete. It is read at the moment a silence begins.
+A rank's kernel sets them, so that the rank's log stays complete. They are read when a silence
+begins.
 """
 
 
 class StandardStream:
-    """One standard stream and the blocks that silence it now."""
+    """A standard stream and the open blocks that silence it."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
         self.lock = threading.RLock()
-        self._blocks: set[object] = set()  # those that are open, on any thread
+        self._blocks: set[object] = set()  # open blocks, on any thread
         self._original: Any = None
-        self._saved_fd = (
-            -1
-        )  # what the descriptor led to before; made at the first silence, and kept
+        # duplicate of the original descriptor; created by the first silence, and kept open
+        self._saved_fd = -1
 
     @property
     def silenced(self) -> bool:
-        """Whether any block is open."""
+        """True if any block is open."""
         return bool(self._blocks)
 
     def begin(self) -> object:
-        """Open a block; `end` takes what this returns."""
+        """Open a block, and return it for `end`."""
         block = object()
         with self.lock:
             self._blocks.add(block)
             if len(self._blocks) == 1:
                 try:
                     self._redirect()
-                except BaseException:  # an interrupt that came just now
+                except BaseException:  # such as an interrupt at this moment
                     self.end(block)
                     raise
         return block
 
     def end(self, block: object) -> None:
-        """End a block; the last one restores the stream. Twice is safe, and so is after `end_all`."""
+        """End a block; the last one restores the stream.
+
+        Safe to call twice, and after `end_all`.
+        """
         with self.lock:
             if block in self._blocks:
                 self._blocks.remove(block)
@@ -69,15 +75,15 @@ class StandardStream:
                     self._restore()
 
     def end_all(self) -> None:
-        """End every block, whoever forgot to."""
+        """End all blocks, including any that were left open."""
         with self.lock:
             for block in list(self._blocks):
                 self.end(block)
 
     def _redirect(self) -> None:
         self._original = getattr(sys, self.name)
-        self._flush()  # what was written before belongs to the descriptor as it is
-        # a process without this stream has nothing to silence below Python
+        self._flush()  # earlier output belongs to the original descriptor
+        # A process without this stream has nothing to silence below Python.
         with contextlib.suppress(OSError):
             if self._saved_fd < 0:
                 self._saved_fd = os.dup(self.fd)
@@ -97,7 +103,7 @@ class StandardStream:
             setattr(sys, self.name, original)
 
     def _flush(self, *more: Any) -> None:
-        """Let what is buffered go where it was meant to go: Python's text, and C's."""
+        """Flush buffered output, Python's and C's, to the descriptor that it was written for."""
         streams = (*more, getattr(sys, self.name), getattr(sys, f"__{self.name}__"))
         for stream in {id(s): s for s in streams}.values():
             if writes_to(stream, self.fd):
@@ -107,17 +113,19 @@ class StandardStream:
 
 
 class StandIn(io.TextIOBase):
-    """Stands for a stream that ends in no descriptor during a silence. Whoever keeps it afterwards reaches the original."""
+    """Stand-in for a stream without a descriptor during a silence; passes writes on to the original
+    afterwards.
+    """
 
     encoding = "utf-8"
-    """Programs that draw bars ask for it."""
+    """Read by programs that draw progress bars."""
 
     def __init__(self, stream: StandardStream, original: Any) -> None:
         self._stream = stream
         self.original = original
 
     def write(self, text: str) -> int:
-        """Write it where the descriptor leads; after the silence to the original."""
+        """Write to the descriptor; after the silence, to the original."""
         if not self._stream.silenced:
             return int(self.original.write(text))
         with contextlib.suppress(OSError):  # a process without this stream
@@ -125,12 +133,12 @@ class StandIn(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Flush the original after the silence. The stand-in buffers nothing."""
         if not self._stream.silenced:
             self.original.flush()
 
     def fileno(self) -> int:
-        """For child processes and C libraries."""
+        """Return the descriptor, for child processes and C libraries."""
         return self._stream.fd
 
     def __getattr__(self, name: str) -> Any:
@@ -138,7 +146,9 @@ class StandIn(io.TextIOBase):
 
 
 def _after_fork() -> None:
-    """A child has one thread, and no use for a lock that another one held."""
+    """Replace the locks in a forked child, because another thread of the parent may have held
+    them.
+    """
     for stream in STREAMS.values():
         stream.lock = threading.RLock()
 
@@ -148,7 +158,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Redirection:
-    """One redirection of some streams, begun and ended once."""
+    """A single redirection of some streams."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._streams = [STREAMS[name] for name in names]
@@ -158,7 +168,7 @@ class Redirection:
         try:
             for stream in self._streams:
                 self._begun.append((stream, stream.begin()))
-        except BaseException:  # an interrupt between two streams
+        except BaseException:  # such as an interrupt between two streams
             self.__exit__()
             raise
 
@@ -169,16 +179,21 @@ class Redirection:
 
 
 def end_all() -> None:
-    """End every silence: a kernel calls it when a cell is over, so that an ill-timed interrupt cannot leave one open."""
+    """End every silence.
+
+    A kernel calls this at the end of a cell, so that an ill-timed interrupt cannot leave one open.
+    """
     for stream in STREAMS.values():
         stream.end_all()
 
 
-# -------------------------------------------------------------------------------------------- descriptors
+# -- descriptors -----------------------------------------------------------------------------------
 
 
 def writes_to(stream: Any, fd: int) -> bool:
-    """Whether a stream object ends in this descriptor, and not in a notebook or in memory."""
+    """Return True if a stream object writes to this descriptor, rather than to a notebook or
+    memory.
+    """
     try:
         return bool(stream.fileno() == fd)
     except (AttributeError, OSError, ValueError):
@@ -198,9 +213,10 @@ def _sink(name: str) -> Iterator[int]:
 
 
 def flush_c(name: str) -> None:
-    """fflush one stream of the C library, whose text would otherwise come out on the wrong side of a silence.
+    """Flush one stream of the C library, whose text would otherwise appear on the wrong side of a
+    silence.
 
-    Only this one: flushing all of them waits for whoever is reading from another.
+    Only this one: flushing all of them would block on any that another thread is reading from.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         library, stream = _c_stream(name)
@@ -209,7 +225,7 @@ def flush_c(name: str) -> None:
 
 @functools.cache
 def _c_stream(name: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    """The C library, and its variable that holds this stream."""
+    """Return the C library, and its variable for this stream."""
     library = ctypes.CDLL(None)
     symbol = name if sys.platform.startswith("linux") else f"__{name}p"
     return library, ctypes.c_void_p.in_dll(library, symbol)

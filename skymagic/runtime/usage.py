@@ -1,10 +1,13 @@
-"""What may slow a rank down, measured where it happens: waiting for batches, memory near its limit, a GPU at rest; and the limits that the kernel tells.
+"""Possible bottlenecks of a rank: waiting for batches, memory near its limit, an idle GPU.
 
 ::
 
     main thread   a loader's next batch ──▶ Loading ─┐
-    plugins       what a GPU does ──────────▶ Gpu ───┼── sample, every INTERVAL ◀── the rank's flusher thread ──▶ agent
-    kernel        memory of the machine, of cgroups ─┘
+    plugins       GPU measurements ─────────▶ Gpu ───┼── sample, every INTERVAL
+    kernel        memory of machine, cgroups ────────┘        ▲
+                                                     the rank's flusher thread ──▶ agent
+
+Also reads the memory limits that the kernel reports.
 """
 
 from __future__ import annotations
@@ -26,38 +29,43 @@ from skymagic.wire.metrics import USAGE, Names, import_names
 INTERVAL = 1.0
 """Seconds between two samples."""
 NOTABLE_MEMORY = 0.9
-"""Share of a memory in use from which it is told of."""
+"""Fraction of memory in use from which it is reported."""
 
 Gpu = Callable[[], tuple[float, float]]
-"""Shares between 0 and 1 of a GPU's memory that hold values, and of the time in which it computes; NaN where nobody knows."""
+"""Fraction (0 to 1) of a GPU's memory that holds values, and of the time that it computes; NaN if
+unknown.
+"""
 
 
 @dataclass
 class Loading:
-    """Seconds that the main thread has waited for batches, of the seconds of the steps that took them. A step goes from one batch
-    being asked for to the next of the same loader; the first has the start of its workers in it and counts as none."""
+    """Seconds that the main thread has waited for batches, and seconds of the steps that used them.
+
+    A step lasts from the request for one batch to the next request of the same loader. The first
+    step includes the start of the loader's workers, and does not count.
+    """
 
     waited: float = 0.0
     stepped: float = 0.0
 
     def step(self, waited: float, seconds: float) -> None:
-        """A step is over, which began with waiting for its batch."""
+        """Add a step, which began with waiting for its batch."""
         self.waited += waited
         self.stepped += seconds
 
 
 loading = Loading()
-"""Since the cell began."""
+"""Totals since the cell started."""
 _gpu: Gpu | None = None
 _began = _sampled = 0.0
 _import: tuple[int, str] | None = None
-"""The import that was under way at the last sample: the identity of its frame, and the package."""
+"""The import in progress at the last sample: the identity of its frame, and the package."""
 _import_reported = False
 _node = 0
 
 
 def begin(node: int) -> None:
-    """A cell begins on a rank of this node; the rank's kernel calls it."""
+    """Start a cell on a rank of this node; called by the rank's kernel."""
     global _began, _sampled, _node, _import, _import_reported
     _import, _import_reported = None, False
     loading.waited = loading.stepped = 0.0
@@ -66,13 +74,19 @@ def begin(node: int) -> None:
 
 
 def watch_gpu(gpu: Gpu) -> None:
-    """Where to ask for this rank's GPU: a plugin knows. Called on another thread than the cell's."""
+    """Set the function that measures this rank's GPU; called by a plugin.
+
+    It runs on another thread than the cell.
+    """
     global _gpu
     _gpu = gpu
 
 
 def sample() -> dict[Names, array[float]]:
-    """Return how it is now, as rows of `wire.metrics`; nothing if nothing is notable, or the last sample is not old enough."""
+    """Return the current state as rows of `wire.metrics`.
+
+    Returns nothing if nothing is notable, or the last sample is too recent.
+    """
     global _sampled
     now = time.perf_counter()
     if now - _sampled < INTERVAL:
@@ -82,7 +96,9 @@ def sample() -> dict[Names, array[float]]:
 
 
 def _imports(now: float) -> dict[Names, array[float]]:
-    """Return a row for a module whose import was under way at the last sample too, and one when such an import is over."""
+    """Return a row for a module that was being imported at the last sample too, and one when the
+    import is over.
+    """
     global _import, _import_reported
     before, _import = _import, import_under_way()
     lasting = _import[1] if _import is not None and _import == before else ""
@@ -93,25 +109,27 @@ def _imports(now: float) -> dict[Names, array[float]]:
 
 
 def import_under_way() -> tuple[int, str] | None:
-    """Return the outermost import of the main thread: the identity of its frame, and the package; None if it imports nothing."""
+    """Return the main thread's outermost import: the identity of its frame, and the package; None
+    if there isn't one.
+    """
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
-    found = None
+    import_frame = None
     while frame is not None:
         code = frame.f_code
         if code.co_name == "_find_and_load" and code.co_filename == "<frozen importlib._bootstrap>":
-            found = frame
+            import_frame = frame
         frame = frame.f_back
-    if found is None:
+    if import_frame is None:
         return None
-    return id(found), str(found.f_locals.get("name", "")).partition(".")[0]
+    return id(import_frame), str(import_frame.f_locals.get("name", "")).partition(".")[0]
 
 
 def _resources(now: float) -> dict[Names, array[float]]:
     memory, held = memory_use()
     gpu_memory, gpu_use = math.nan, math.nan
     if _gpu is not None:
-        with contextlib.suppress(Exception):  # a driver that does not tell
+        with contextlib.suppress(Exception):  # a driver that does not report it
             gpu_memory, gpu_use = _gpu()
     if not (
         loading.stepped
@@ -125,37 +143,41 @@ def _resources(now: float) -> dict[Names, array[float]]:
 
 
 def memory_use() -> tuple[float, float]:
-    """Shares of the memory that may be used here: what is in use by all, and by this process; 0 where nobody knows.
+    """Return the fractions of the usable memory that all processes and this process use; 0 if
+    unknown.
 
-    Of several limits (the machine's, a container's) the one that is nearest.
+    Of several limits (the machine's, a container's), the one closest to being reached counts.
     """
-    known = [(1 - left / limit, limit) for limit, left in memory_limits() if limit]
-    if not known:
+    fractions = [(1 - available / limit, limit) for limit, available in memory_limits() if limit]
+    if not fractions:
         return 0.0, 0.0
-    used, limit = max(known)
+    used, limit = max(fractions)
     resident = kernel_text(PROC / "self/statm").split()[1:2]
     return used, sum(int(pages) for pages in resident) * sysconf("SC_PAGE_SIZE") / limit
 
 
-UNLIMITED = 1 << 60  # what is above this stands for no limit, as cgroups of version 1 write it
+# Higher values mean no limit, as in cgroups version 1.
+UNLIMITED = 1 << 60
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def kernel_text(path: Path) -> str:
-    """A file of the kernel's; empty where there is none."""
+    """Return the content of a kernel file; empty if it does not exist."""
     with contextlib.suppress(OSError):
         return path.read_text()
     return ""
 
 
 def kernel_field(told: str, name: str) -> int | None:
-    """A number behind a name, as ``/proc/meminfo`` and ``memory.stat`` have them."""
-    found = re.search(rf"^{name}:?\s+(\d+)", told, re.MULTILINE)
-    return int(found[1]) if found else None
+    """Return the number that follows a name, as in ``/proc/meminfo`` and ``memory.stat``."""
+    match = re.search(rf"^{name}:?\s+(\d+)", told, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """(limit, what is left of it) in bytes in this process's own cgroup and in each above it, where there is a limit."""
+    """Yield (limit, remainder) in bytes for each limited cgroup of this process, from its own
+    upwards.
+    """
     for line in kernel_text(proc / "self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -171,14 +193,14 @@ def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
                 break
             limit, used = kernel_text(folder / most).strip(), kernel_text(folder / now).strip()
             if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
-                # the kernel gives up this cache before it refuses memory
+                # The kernel drops this cache before it refuses memory.
                 given_up = kernel_field(kernel_text(folder / "memory.stat"), cache) or 0
                 yield int(limit), int(limit) - int(used) + given_up
 
 
 def memory_limits(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[tuple[int, int]]:
-    """(limit, what is left of it) in bytes: of this machine, and of the cgroups that this process is in."""
-    told = kernel_text(proc / "meminfo")
-    total, left = kernel_field(told, "MemTotal"), kernel_field(told, "MemAvailable")
-    machine = [] if total is None or left is None else [(total * 1024, left * 1024)]
+    """Return (limit, remainder) in bytes: of this machine, and of this process's cgroups."""
+    meminfo = kernel_text(proc / "meminfo")
+    total, available = kernel_field(meminfo, "MemTotal"), kernel_field(meminfo, "MemAvailable")
+    machine = [] if total is None or available is None else [(total * 1024, available * 1024)]
     return [*machine, *_cgroup_limits(proc, cgroups)]
