@@ -1,4 +1,6 @@
-"""Channels whose streams are sockets here: a local program (``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``), or what else passes them on."""
+"""Channels backed by local sockets: a program (``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``)
+or a thread.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ import threading
 from collections.abc import Mapping, Sequence
 
 END_SECONDS = 5.0
-"""For which a program may take to end that is asked to."""
+"""Seconds that a program may take to end after SIGTERM."""
 
 
 class SocketChannel:
-    """The streams of a channel, for what passes them on: a program, a thread.
+    """The streams of a channel, for a program or thread that passes them on.
 
-    Sockets and not pipes: they have timeouts and half-close, and their `shutdown` wakes whoever reads. `_theirs` and `_their_errors` are the
-    other ends.
+    They are sockets rather than pipes: sockets have timeouts and half-close, and their `shutdown`
+    wakes readers. `_theirs` and `_their_errors` are the other ends.
     """
 
     def __init__(self) -> None:
@@ -32,15 +34,15 @@ class SocketChannel:
         self._streams.settimeout(timeout)
 
     def recv(self, nbytes: int) -> bytes:
-        """Bytes of its output."""
+        """Return bytes of its output."""
         return _received(self._streams, min(nbytes, 1 << 20))
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        """Bytes of its standard error."""
+        """Return bytes of its standard error."""
         return _received(self._errors, nbytes)
 
     def recv_ready(self) -> bool:
-        """Whether there is output, or its end."""
+        """Return True if output, or its end, can be read."""
         return bool(select.select([self._streams], [], [], 0)[0])
 
     def send(self, data: bytes) -> int:
@@ -52,41 +54,40 @@ class SocketChannel:
         self._streams.shutdown(socket.SHUT_WR)
 
     def exit_status_ready(self) -> bool:
-        """Whether it has ended."""
+        """Return True if the shell has ended."""
         return self.status_event.is_set()
 
     def recv_exit_status(self) -> int:
-        """The shell's exit status; -1 where a signal ended it, or nobody knows."""
+        """Wait for the shell's exit status; -1 if a signal ended it, or if it is unknown."""
         self.status_event.wait()
         return self._status
 
     def close(self) -> None:
-        """End what passes the streams on; twice is safe."""
+        """End the program or thread behind the streams. Safe to call twice."""
         if self.closed:
             return
         self.closed = True
-        for stream in (
-            self._streams,
-            self._errors,
-        ):  # whoever reads or writes at either end comes to the end
+        # this ends all reads and writes at either end
+        for stream in (self._streams, self._errors):
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._end()
-        for each in (self._streams, self._errors, self._theirs, self._their_errors):
-            each.close()
+        for end in (self._streams, self._errors, self._theirs, self._their_errors):
+            end.close()
 
     def _end(self) -> None:
-        """Have it end, and wait for that; what it had of its own is closed. Called once."""
+        """End the program or thread, wait for it and release its resources. Called once."""
         raise NotImplementedError
 
 
 class CommandChannel(SocketChannel):
-    """A program that takes a shell's command line as its last argument, and passes that shell's streams through.
+    """A program that takes a shell's command line as its last argument, and relays that shell's
+    streams.
 
     Args:
         command: the program with its arguments.
         env: its environment.
-        lost: exit status by which the program says that it does not know the shell's.
+        lost: exit status with which the program reports that it does not know the shell's status.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], lost: int = -1) -> None:
@@ -96,12 +97,16 @@ class CommandChannel(SocketChannel):
         self._program: subprocess.Popen[bytes] | None = None
 
     def exec_command(self, command: str) -> None:
-        """Start the program with this as its last argument."""
+        """Start the program with this command line as its last argument."""
         with self._theirs, self._their_errors:
             self._program = subprocess.Popen(
-                [*self._command, command], stdin=self._theirs.fileno(), stdout=self._theirs.fileno(), stderr=self._their_errors.fileno(),
-                env=self._env, start_new_session=True,  # a terminal's Ctrl-C is for the notebook
-            )  # fmt: skip
+                [*self._command, command],
+                stdin=self._theirs.fileno(),
+                stdout=self._theirs.fileno(),
+                stderr=self._their_errors.fileno(),
+                env=self._env,
+                start_new_session=True,  # a terminal's Ctrl-C is meant for the notebook
+            )
         threading.Thread(target=self._wait, name="skymagic-channel", daemon=True).start()
 
     def _wait(self) -> None:

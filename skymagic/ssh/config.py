@@ -1,7 +1,9 @@
-"""ssh_config(5) evaluated for a host: ~/.ssh/config, /etc/ssh/ssh_config, and what was written on the magic's line.
+"""ssh_config(5) evaluated for a host: ~/.ssh/config, /etc/ssh/ssh_config, and options on the
+magic's line.
 
-``ssh -G`` cannot take its place: it prints several UserKnownHostsFile without quotes (a path with a space becomes two), leaves the
-tokens of ProxyCommand as they are, ignores $HOME, and there may be no ssh.
+``ssh -G`` cannot be used instead: it prints several UserKnownHostsFile without quotes (a path with
+a space becomes two), leaves the tokens of ProxyCommand unexpanded, ignores $HOME, and ssh may not
+be installed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from skymagic.ssh.hostlist import HostSpec, expand
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 CONNECT_TIMEOUT = 15.0
-"""Seconds to connect within, unless ConnectTimeout is given."""
+"""Seconds that a connect may take, unless ConnectTimeout is given."""
 MAX_INCLUDE_DEPTH = 16
 ONLY_OPENSSH = ("proxyusefdpass", "pkcs11provider", "revokedhostkeys")
 OPENSSH_MATCH = re.compile(
@@ -35,19 +37,22 @@ OPENSSH_MATCH = re.compile(
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A host as resolved by the configuration: all that a connect needs; paths are absolute. `HostSpec` is a host as written."""
+    """A host as resolved by the configuration, with everything needed to connect.
+
+    Paths are absolute. A `HostSpec` is the host as written.
+    """
 
     label: str
-    """As the user named it; shown in output and errors."""
+    """Name given by the user, shown in output and errors."""
     hostname: str
     port: int = 22
     user: str = ""
     identities: tuple[str, ...] = ()
-    """Private keys, in the order in which they are tried."""
+    """Private keys, in the order to try them."""
     identities_given: bool = False
-    """Whether `identities` come from the user's configuration; default ones need not exist."""
+    """True if `identities` come from the user's configuration; default ones need not exist."""
     identities_only: bool = False
-    """Use no key of the agent that is not among `identities`."""
+    """Use no agent keys except those in `identities`."""
     agent: str | None = ""
     """The agent's socket, "" for the environment's, None for no agent."""
     proxy_jump: tuple[Endpoint, ...] = ()
@@ -55,26 +60,31 @@ class Endpoint:
     known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
     strict: str = "ask"
-    """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
+    """StrictHostKeyChecking as written; in any case, skymagic never accepts unknown keys."""
     timeout: float = CONNECT_TIMEOUT
     client: str = "paramiko"
-    """One of `plan.requests.SSH_CLIENTS`. OpenSSH reads its configuration itself: for it, `label` is all that counts."""
+    """One of `plan.requests.SSH_CLIENTS`.
+
+    OpenSSH reads its configuration itself and uses only `label`.
+    """
 
 
 class UnreadConfig(RequestError):
-    """paramiko cannot follow the configuration; OpenSSH may."""
+    """Configuration that paramiko cannot follow, but OpenSSH may."""
 
 
 def endpoints(words: Iterable[str], client: str = "auto") -> list[Endpoint]:
-    """Hosts as users write them, resolved for one of `SSH_CLIENTS`.
+    """Resolve hosts, as users write them, for one of `SSH_CLIENTS`.
 
     Raises:
-        RequestError: with all mistakes in the names, or the configuration cannot be read.
+        RequestError: the names contain mistakes (all are listed), or the configuration cannot be
+            read.
     """
     specs = expand(words)
     if client not in SSH_CLIENTS:
         raise RequestError(
-            f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; available: {', '.join(SSH_CLIENTS)}"
+            f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; "
+            f"available: {', '.join(SSH_CLIENTS)}"
         )
     config = SshConfig() if client != "openssh" else None
 
@@ -94,10 +104,12 @@ class SshConfig:
     """The user's ssh configuration.
 
     Args:
-        path: read this file alone; by default ~/.ssh/config, then the system's. Files that are not there are empty.
+        path: read only this file; by default ~/.ssh/config, then the system's. Missing files count
+            as empty.
 
     Raises:
-        RequestError: others could write ~/.ssh/config, or what it includes, and so have the user run their ProxyCommand.
+        RequestError: others could write ~/.ssh/config, or a file that it includes, and so have the
+            user run their ProxyCommand.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -109,16 +121,19 @@ class SshConfig:
             self._text += "\nHost *\n" + _included(SYSTEM_CONFIG, SYSTEM_CONFIG.parent, 0)
 
     def endpoint(self, spec: HostSpec, path: tuple[str, ...] = ()) -> Endpoint:
-        """Resolve a host; `path` has the hosts whose ProxyJump led to it.
+        """Resolve a host; `path` lists the hosts whose ProxyJump led to it.
 
         Raises:
             RequestError: the configuration cannot be read.
         """
         if spec.text in path:
             raise RequestError(f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}")
-        found = self._lookup(spec)
-        hostname, user = found.get("hostname", spec.name), found.get("user") or getpass.getuser()
-        port = _number(found, "port", 22, spec)
+        settings = self._lookup(spec)
+        hostname, user = (
+            settings.get("hostname", spec.name),
+            settings.get("user") or getpass.getuser(),
+        )
+        port = _number(settings, "port", 22, spec)
         tokens = {
             "%": "%",
             "h": hostname,
@@ -127,78 +142,98 @@ class SshConfig:
             "r": user,
             "u": getpass.getuser(),
         }
-        tokens |= {"d": str(Path.home()), "k": found.get("hostkeyalias", hostname)}
-        jumps, command = self._proxy(found, spec, (*path, spec.text))
-        keys = [name for name in found.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"]
+        tokens |= {"d": str(Path.home()), "k": settings.get("hostkeyalias", hostname)}
+        jumps, command = self._proxy(settings, spec, (*path, spec.text))
+        keys = [
+            name for name in settings.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"
+        ]
         return Endpoint(
-            label=spec.text, hostname=hostname, port=port, user=user,
+            label=spec.text,
+            hostname=hostname,
+            port=port,
+            user=user,
             identities=tuple(_expand_path(name, tokens) for name in keys),
-            identities_given="identityfile" in found,
-            identities_only=found.get("identitiesonly", "no").lower() == "yes",
-            agent=_agent_socket(found.get("identityagent", ""), tokens),
+            identities_given="identityfile" in settings,
+            identities_only=settings.get("identitiesonly", "no").lower() == "yes",
+            agent=_agent_socket(settings.get("identityagent", ""), tokens),
             proxy_jump=jumps,
             proxy_command=command,
-            known_hosts=_known_hosts(found, tokens),
-            host_key_alias=found.get("hostkeyalias"),
-            strict=found.get("stricthostkeychecking", "ask").lower(),
-            timeout=float(_number(found, "connecttimeout", int(CONNECT_TIMEOUT), spec)) or CONNECT_TIMEOUT,
-        )  # fmt: skip
+            known_hosts=_known_hosts(settings, tokens),
+            host_key_alias=settings.get("hostkeyalias"),
+            strict=settings.get("stricthostkeychecking", "ask").lower(),
+            timeout=float(_number(settings, "connecttimeout", int(CONNECT_TIMEOUT), spec))
+            or CONNECT_TIMEOUT,
+        )
 
     def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
         import paramiko
 
-        # paramiko takes a block with another criterion for everybody's, and a command of one reads the kernel's input
+        # paramiko applies a block with an unknown criterion to every host, and runs the command of
+        # a criterion with the kernel's input.
         if match := OPENSSH_MATCH.search(re.sub(r'"[^"\n]*"', "", self._text)):
             raise UnreadConfig(
                 f"the ssh configuration has what only --ssh openssh follows: {match[0].strip()}"
             )
-        # the first value obtained counts, so what was written on the magic line comes first
+        # The first value found wins, so the options on the magic's line come first.
         overrides = f"Host *\nPort {spec.port}\n" if spec.port else ""
         overrides += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
         try:
-            found = paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(
+            settings = paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(
                 spec.name
             )
         except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
             raise UnreadConfig(
                 f"the ssh configuration cannot be read for {spec.text}: {problem}"
             ) from problem
-        if unread := [name for name in ONLY_OPENSSH if found.get(name, "no") not in ("no", "none")]:
+        if unread := [
+            name for name in ONLY_OPENSSH if settings.get(name, "no") not in ("no", "none")
+        ]:
             raise UnreadConfig(
-                f"{spec.text} has in the ssh configuration what only --ssh openssh follows: {unread[0]}"
+                f"{spec.text} has in the ssh configuration what only --ssh openssh follows: "
+                f"{unread[0]}"
             )
-        return found
+        return settings
 
     def _proxy(
         self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
     ) -> tuple[tuple[Endpoint, ...], str | None]:
-        # first value wins, also between ProxyCommand and ProxyJump
+        # The first value wins, also between ProxyCommand and ProxyJump.
         key = next((key for key in found if key in ("proxycommand", "proxyjump")), None)
         if key == "proxycommand":
             return (), found[key]
         if key is None or found[key].lower() == "none":
             return (), None
-        first, *rest = [self.endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
-        # the first jump is reached as its own settings say, each further one through the one before it
-        return (first, *(replace(jump, proxy_jump=(), proxy_command=None) for jump in rest)), None
+        first, *further = [self.endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
+        # The first jump is reached as its own settings say, each further one through its
+        # predecessor.
+        return (
+            first,
+            *(replace(jump, proxy_jump=(), proxy_command=None) for jump in further),
+        ), None
 
 
 def aliases() -> tuple[str, ...]:
-    """Names of hosts that the configuration has, without patterns. Raises RequestError as `SshConfig` does."""
-    words = [line.replace("=", " ", 1).split() for line in SshConfig()._text.splitlines()]
+    """Return the host names in the configuration, without patterns.
+
+    Raises RequestError as `SshConfig` does.
+    """
+    lines = [line.replace("=", " ", 1).split() for line in SshConfig()._text.splitlines()]
     names = [
-        name for first, *rest in filter(None, words) if first.lower() == "host" for name in rest
+        name
+        for first, *names_of_line in filter(None, lines)
+        if first.lower() == "host"
+        for name in names_of_line
     ]
     return tuple(dict.fromkeys(name for name in names if not set(name) & set('*?!"')))
 
 
 def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
     try:
-        words = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]
-        return [host for word in words for host in expand([word])]
+        jumps = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]
+        return [host for word in jumps for host in expand([word])]
     except RequestError as refused:
         raise RequestError(
-            [f"ProxyJump of {spec.text}: {each}" for each in refused.mistakes]
+            [f"ProxyJump of {spec.text}: {mistake}" for mistake in refused.mistakes]
         ) from None
 
 
@@ -219,17 +254,19 @@ def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
 
 def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
     home = Path.home() / ".ssh"
-    mine = found.get("userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"')
+    user_files = found.get(
+        "userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"'
+    )
     all_users = found.get(
         "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
     )
-    # paramiko takes the quotes off a value only when it is quoted as a whole
-    words = [
+    # paramiko removes quotes only from a value that is quoted as a whole.
+    paths = [
         word
-        for value in (mine, all_users)
+        for value in (user_files, all_users)
         for word in ([value] if Path(value).exists() else shlex.split(value))
     ]
-    return tuple(_expand_path(word, tokens) for word in words if word.lower() != "none")
+    return tuple(_expand_path(word, tokens) for word in paths if word.lower() != "none")
 
 
 def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
@@ -239,21 +276,27 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _check_private(path: Path) -> None:
-    """As OpenSSH: a file of the user or of root, that nobody else can write."""
+    """Raise RequestError unless a file belongs to the user or root and others cannot write it, as
+    OpenSSH.
+    """
     state = path.stat()
     if os.name == "posix" and (
         state.st_uid not in (0, os.getuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ):
         raise RequestError(
-            f"others may write {path}, so it is not used, as in ssh: chmod go-w '{path}', and see whose it is"
+            f"others may write {path}, so it is not used, as in ssh: chmod go-w '{path}', "
+            "and see whose it is"
         )
 
 
 def _included(path: Path, home: Path, depth: int, *, private: bool = False) -> str:
-    """A configuration file with what it includes; the block in which an Include stood goes on after it.
+    """Return a configuration file with its includes; the enclosing block continues after an
+    Include.
 
-    An included file's own Host blocks count by themselves, also where the Include stands within another block. `private`: refuse
-    files that others can write.
+    Host blocks in an included file also count if the Include stands within another block.
+
+    Args:
+        private: refuse files that others can write.
     """
     try:
         if private:
@@ -263,16 +306,14 @@ def _included(path: Path, home: Path, depth: int, *, private: bool = False) -> s
         return ""
     out, block = [], "Host *"
     for line in lines:
-        word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        word, _, arguments = line.strip().replace("=", " ", 1).partition(" ")
         if word.lower() in ("host", "match"):
             block = line
         if word.lower() == "include" and depth < MAX_INCLUDE_DEPTH:
-            for name in shlex.split(rest):
+            for name in shlex.split(arguments):
                 pattern = home / Path(name).expanduser()
                 names = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-                out += [
-                    _included(found, home, depth + 1, private=private) for found in sorted(names)
-                ]
+                out += [_included(file, home, depth + 1, private=private) for file in sorted(names)]
             line = block
         out.append(line)
     return "\n".join(out)

@@ -1,4 +1,7 @@
-"""Concurrent connects: all hosts at once, all failures in one error, all or nothing; and a connection whose channels are paramiko's."""
+"""Concurrent connections to many hosts, all or nothing, with all failures in one error.
+
+Also defines the connection whose channels are paramiko's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ _other_logins: set[Endpoint] = set()
 """Hosts that OpenSSH has logged in to: paramiko is not tried there again."""
 Ask = Callable[[str], str]
 Progress = Callable[[Endpoint, str], None]
-"""Called for each host when its connect has ended, with "connected" or how it failed, on the caller's thread."""
+"""Called on the caller's thread when a host's connect has ended, with "connected" or the
+failure.
+"""
 
 
 def connect(endpoint: Endpoint, ask: Ask | None = None) -> HostConnection:
@@ -35,10 +40,11 @@ def connect(endpoint: Endpoint, ask: Ask | None = None) -> HostConnection:
 
     Args:
         endpoint: from `SshConfig.endpoint`.
-        ask: asks the user for a passphrase, a password or a code; called on the caller's thread. Without it no encrypted key is used.
+        ask: asks the user for a passphrase, a password or a code; called on the caller's thread.
+            Without it encrypted keys are not used.
 
     Raises:
-        HostError: with the reason and what to try.
+        HostError: with the reason and a remedy.
     """
     return connect_all([endpoint], ask)[0]
 
@@ -48,14 +54,15 @@ def connect_all(
 ) -> list[HostConnection]:
     """Connect to all hosts at once.
 
-    The work is done on threads and the caller only waits, so that an interrupt finds it in a known place.
+    The work is done on threads and the caller only waits, so that an interrupt finds it in a known
+    place.
 
     Returns:
         The connections, in the order of the endpoints.
 
     Raises:
-        HostError: one host failed.
-        HostsError: several did. Those that did connect are closed again.
+        HostError: the only host failed.
+        HostsError: several hosts, or some of them, failed. Successful connections are closed again.
     """
     attempts = _Attempts(endpoints, ask is not None)
     try:
@@ -72,7 +79,9 @@ def connect_all(
 
 
 class _Attempts:
-    """Concurrent connects, a thread for each host; their events come to the caller's thread over a queue."""
+    """Concurrent connects, a thread for each host; their events go to the caller's thread over a
+    queue.
+    """
 
     def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
         self.endpoints, self.may_ask = endpoints, may_ask
@@ -87,23 +96,25 @@ class _Attempts:
             threading.Thread(
                 target=self._attempt,
                 args=(index,),
-                name=f"skymagic-connect-{each.label}",
+                name=f"skymagic-connect-{endpoint.label}",
                 daemon=True,
             )
-            for index, each in enumerate(endpoints)
+            for index, endpoint in enumerate(endpoints)
         ]
 
     def run(self, ask: Ask | None, progress: Progress | None) -> None:
-        """On the caller's thread: start, ask for passphrases and report progress, until all connects have ended."""
+        """Start the threads; ask for passphrases and report progress on the caller's thread until
+        all have ended.
+        """
         for thread in self._threads:
             thread.start()
-        left = len(self.endpoints)
-        while left:
+        remaining = len(self.endpoints)
+        while remaining:
             index, text, answer = self._events.get()
             if answer is not None and ask is not None:
                 answer.set_result(_answer(ask, text))
             elif index is not None:
-                left -= 1
+                remaining -= 1
                 if self._unexpected:
                     raise self._unexpected[0]
                 if progress is not None:
@@ -136,7 +147,7 @@ class _Attempts:
         self._events.put((index, text, None))
 
     def _ask_caller(self, text: str) -> str:
-        """On a connect's thread: have the caller's thread ask, for input() works on IPython's main thread only."""
+        """Have the caller's thread ask, because input() works on IPython's main thread only."""
         answer: Future[str] = Future()
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
@@ -147,7 +158,7 @@ class _Attempts:
 
 
 def _answer(ask: Ask, text: str) -> str:
-    """The user's answer; "" where there is no input, as in a notebook that nbconvert runs."""
+    """Return the user's answer; "" without input, as in a notebook that nbconvert runs."""
     try:
         return ask(text)
     except (NotImplementedError, EOFError, OSError):
@@ -187,7 +198,9 @@ def _open_transport(
     resources: contextlib.ExitStack,
     via: tuple[Endpoint, paramiko.Transport] | None = None,
 ) -> paramiko.Transport:
-    """Through the jump hosts to an authenticated transport; all that it needs is closed by `resources`."""
+    """Open an authenticated transport through the jump hosts; `resources` closes everything that it
+    uses.
+    """
     for jump in endpoint.proxy_jump:
         try:
             via = jump, _open_transport(jump, ask, cancellation, resources, via)
@@ -218,12 +231,12 @@ def _open_transport(
 
 
 class SSHConnection(HostConnection):
-    """A connection to one host, with the connections to the hosts that it goes through.
+    """A connection to one host, including the connections to its jump hosts.
 
     Args:
         endpoint: the host.
         transport: an authenticated transport.
-        resources: what is closed after it: sockets and connections that it goes through.
+        resources: closed after the transport: sockets and connections to jump hosts.
     """
 
     def __init__(
@@ -234,16 +247,19 @@ class SSHConnection(HostConnection):
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is up; a dead peer is detected by TCP keepalive, after `DEAD_PEER_TIMEOUT`."""
+        """True while the connection is up.
+
+        TCP keepalive detects a dead peer after `DEAD_PEER_TIMEOUT`.
+        """
         return self._transport.is_active()
 
     def release(self) -> None:
-        """Close the connection and all that goes over it; twice is safe."""
+        """Close the connection and everything that uses it. Safe to call twice."""
         login.close(self._transport)
         self._resources.close()
 
     def open_channel(self, timeout: float) -> paramiko.Channel:
-        """A channel of this connection. Raises HostError."""
+        """Return a channel of this connection. Raises HostError."""
         import paramiko
 
         attempts_left = CHANNEL_ATTEMPTS
@@ -251,7 +267,7 @@ class SSHConnection(HostConnection):
             try:
                 return self._transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
             except paramiko.ChannelException as problem:
-                # race: a process that has just ended may count toward MaxSessions a moment longer
+                # Race: a process that has just ended may count toward MaxSessions a moment longer.
                 attempts_left -= 1
                 if not attempts_left:
                     reason = f"sshd allows no more processes on this connection ({problem.text})"

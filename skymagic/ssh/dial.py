@@ -1,4 +1,4 @@
-"""Streams to an sshd: TCP with a timeout and keepalive, ProxyJump; and the cancellation of connects under way."""
+"""Streams to an sshd: TCP with a timeout and keepalive, and ProxyJump; cancellation of connects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 POLL_INTERVAL = 0.05
 """Seconds between a wait's checks for cancellation."""
 CONCURRENT_LOGINS = 8
-"""Logins at one sshd at a time: beyond 10 unauthenticated ones it drops connections at random (MaxStartups 10:30:100)."""
+"""Concurrent logins at one sshd; with over 10 unauthenticated ones it drops some at random
+(MaxStartups 10:30:100).
+"""
 
 
 class ConnectCancelled(BaseException):
-    """The connect was cancelled; a BaseException, so that it ends its thread past every ``except Exception``."""
+    """The connect was cancelled.
+
+    It is a BaseException, so that it ends its thread past every ``except Exception``.
+    """
 
 
 class Cancellation:
-    """Cancellation token: shared by the threads of one request, checked wherever they wait."""
+    """Cancellation token, shared by the threads of one request and checked during their waits."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -38,16 +43,16 @@ class Cancellation:
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Have all waits raise ConnectCancelled."""
+        """Make all waits raise ConnectCancelled."""
         self._cancelled.set()
 
     def check(self) -> None:
-        """Raise ConnectCancelled when cancelled."""
+        """Raise ConnectCancelled if cancelled."""
         if self._cancelled.is_set():
             raise ConnectCancelled
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Whether the event came within so many seconds.
+        """Wait for an event; return True if it was set within `seconds` seconds.
 
         Raises:
             ConnectCancelled: the request was cancelled.
@@ -73,7 +78,7 @@ class Cancellation:
             slots.release()
 
 
-# -- TCP ------------------------------------------------------------------------------------------------------------------
+# -- TCP -------------------------------------------------------------------------------------------
 
 
 DEAD_PEER_TIMEOUT = 15
@@ -88,16 +93,16 @@ UNREACHABLE_ERRNOS = {
 
 
 def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
-    """A connected socket; all addresses of the name are tried.
+    """Return a connected socket; all addresses of the name are tried.
 
     Raises:
-        HostError: with the reason.
+        HostError: no address could be connected to; with the reason.
     """
     problem: OSError | None = None
     addresses = _addresses(endpoint)
     for family, kind, protocol, _, address in addresses:
         cancellation.check()
-        # an address that leads nowhere must not use up the time of the next one
+        # An unreachable address must not use up the time of the next one.
         end = time.monotonic() + endpoint.timeout / len(addresses)
         sock = socket.socket(family, kind, protocol)
         try:
@@ -115,7 +120,9 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
     try:
-        return socket.getaddrinfo(endpoint.hostname, endpoint.port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+        return socket.getaddrinfo(  # type: ignore[return-value]
+            endpoint.hostname, endpoint.port, type=socket.SOCK_STREAM
+        )
     except (OSError, UnicodeError) as problem:
         reason, remedy = (
             f"the name {endpoint.hostname!r} is not known",
@@ -143,7 +150,10 @@ def _connect(
 
 
 def set_tcp_options(sock: socket.socket) -> None:
-    """TCP_NODELAY, and keepalive, which detects a dead peer while nothing is sent too; where the system has them."""
+    """Set TCP_NODELAY and keepalive, if the system has them.
+
+    Keepalive detects a dead peer on an idle connection too.
+    """
     options = [
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -158,46 +168,55 @@ def set_tcp_options(sock: socket.socket) -> None:
 
 
 def _reason_and_remedy(problem: OSError, endpoint: Endpoint) -> tuple[str, str]:
-    where = f"{endpoint.hostname} port {endpoint.port}"
+    address = f"{endpoint.hostname} port {endpoint.port}"
     if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
         remedy = "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?"
-        return f"{where} did not answer within {endpoint.timeout:.0f} s", remedy
+        return f"{address} did not answer within {endpoint.timeout:.0f} s", remedy
     if problem.errno == errno.ECONNREFUSED:
-        return f"{where} refused the connection", "is sshd running there, and is this its port?"
+        return f"{address} refused the connection", "is sshd running there, and is this its port?"
     if problem.errno in UNREACHABLE_ERRNOS:
-        return f"there is no route to {where}", "is the network (VPN) up, or is a ProxyJump needed?"
-    return f"{where} cannot be reached: {problem.strerror or problem}", f"try: ssh {endpoint.label}"
+        return (
+            f"there is no route to {address}",
+            "is the network (VPN) up, or is a ProxyJump needed?",
+        )
+    return (
+        f"{address} cannot be reached: {problem.strerror or problem}",
+        f"try: ssh {endpoint.label}",
+    )
 
 
-# -- jump hosts ----------------------------------------------------------------------------------------------------------
+# -- jump hosts ------------------------------------------------------------------------------------
 
 
 def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
-    """A direct-tcpip channel (RFC 4254, 7.2) through a jump host to the endpoint.
+    """Open a direct-tcpip channel (RFC 4254, 7.2) through a jump host to the endpoint.
 
     Raises:
         HostError: the jump host cannot, or may not, reach it.
     """
     import paramiko
 
-    where = f"{endpoint.hostname} port {endpoint.port}"
+    destination = f"{endpoint.hostname} port {endpoint.port}"
     address = (endpoint.hostname, endpoint.port)
     try:
         return jump.open_channel(
             "direct-tcpip", address, ("127.0.0.1", 0), timeout=endpoint.timeout
         )
     except paramiko.ChannelException as problem:
-        how, remedy = (
+        failure, remedy = (
             "cannot connect",
             f"is the host up, and does {via.label} know it by that name?",
         )
         if problem.code == 1:
-            how = "does not allow connections"
+            failure = "does not allow connections"
             remedy = f"AllowTcpForwarding must be on in the sshd of {via.label}"
-        reason = f"the jump host {via.label} {how} to {where}: {problem.text}"
+        reason = f"the jump host {via.label} {failure} to {destination}: {problem.text}"
         raise HostError(endpoint.label, reason, remedy) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
-        reason = f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s"
+        reason = (
+            f"{destination} did not answer through the jump host {via.label} "
+            f"within {endpoint.timeout:.0f} s"
+        )
         raise HostError(
             endpoint.label, reason, f"is the host up, and may {via.label} reach it?"
         ) from problem

@@ -1,4 +1,4 @@
-"""What leads to one host: scripts, processes and uploads, each over a channel of its own."""
+"""A connection to one host: scripts, processes and uploads, each over a separate channel."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from skymagic.ssh.process import GRACE_PERIOD, Channel, Process
 CHANNEL_TIMEOUT = 15.0
 """Seconds that a channel may take to open."""
 KILL_TIMEOUT = 3.0
-"""Seconds in which a kill must end: its caller has waited already."""
+"""Seconds that a kill may take, because its caller has already waited."""
 
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """How a script ended."""
+    """Result of a script."""
 
     status: int
-    """Exit status; -1 when a signal ended the script."""
+    """Exit status; -1 if a signal ended the script."""
     out: str
     err: str
 
 
 class HostConnection(ABC):
-    """What leads to one host: SSH's connection, a job's steps on a node. Thread-safe; a lost one stays lost: make another.
+    """A connection to one host: over SSH, or by a job's steps on a node.
+
+    Thread-safe. A lost connection stays lost; create another one.
 
     Args:
-        label: what the user calls the host.
-        trial: a command line by which the user can try to reach it.
+        label: the user's name for the host.
+        trial: a command line with which the user can try to reach it.
     """
 
     def __init__(self, label: str, trial: str) -> None:
@@ -45,11 +47,11 @@ class HostConnection(ABC):
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether channels can be opened still, as far as is known without trying."""
+        """True if channels can still be opened, as far as is known without trying."""
 
     @abstractmethod
     def open_channel(self, timeout: float) -> Channel:
-        """A channel on which nothing runs yet, within so many seconds; called on any thread.
+        """Return an idle channel, opened within `timeout` seconds; called on any thread.
 
         Raises:
             HostError: the connection is lost, or the host allows no further process.
@@ -57,13 +59,17 @@ class HostConnection(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Close what channels go over, and with it those that are open; called once by `close`, or more often."""
+        """Close the underlying connection, and with it all open channels.
+
+        `close` may call it more than once.
+        """
 
     def open(self, command: str) -> Process:
         """Start a process; several may run at once.
 
         Args:
-            command: a text for POSIX sh, run in the user's home; what is written to the process is its standard input.
+            command: a script for POSIX sh, run in the user's home; data written to the process is
+                its standard input.
 
         Raises:
             HostError: the connection is lost, or the host allows no further process.
@@ -80,14 +86,14 @@ class HostConnection(ABC):
         lines: Callable[[str], None] | None = None,
         timeout: float | None = None,
     ) -> ScriptResult:
-        """Run a script in the user's home, with nothing on its standard input, and wait for its end.
+        """Run a script in the user's home with empty standard input, and wait for its end.
 
-        On a timeout or an interrupt it is killed with all that it started.
+        On a timeout or an interrupt it is killed with all its child processes.
 
         Args:
-            script: a text for POSIX sh.
-            lines: called with each line of its output as it comes, without the line's end.
-            timeout: seconds.
+            script: a script for POSIX sh.
+            lines: called with each line of its output as it arrives, without the line's end.
+            timeout: in seconds.
 
         Raises:
             HostError: it took too long, or the connection was lost.
@@ -122,11 +128,11 @@ class HostConnection(ABC):
     def upload(
         self, path: str, chunks: Iterable[memoryview], nbytes: int, mode: int = 0o600
     ) -> None:
-        """Write a file; it has its name only when it is complete.
+        """Write a file, which gets its name only once it is complete.
 
         Args:
-            path: absolute, or relative to the user's home; its folder is made.
-            chunks: the content, `nbytes` together; chunks of about 1 MB are best.
+            path: absolute, or relative to the user's home; its folder is created.
+            chunks: the content, `nbytes` in all; chunks of about 1 MB are best.
             mode: the file's permissions.
 
         Raises:
@@ -134,7 +140,7 @@ class HostConnection(ABC):
         """
         process = self.open(_receive_script(path, nbytes, mode))
         try:
-            # a script that has ended says why on its standard error, which is read below
+            # If the script has ended, its standard error, which is read below, gives the reason.
             with contextlib.suppress(BrokenPipeError, ConnectionError):
                 for chunk in chunks:
                     process.write(chunk)
@@ -145,13 +151,16 @@ class HostConnection(ABC):
         finally:
             process.close()
         if status != 0:
-            said = process.complaint() or (
+            complaint = process.complaint() or (
                 "it ended early" if self.alive else "the connection was lost"
             )
-            raise HostError(self.label, f"{path} could not be written: {said}")
+            raise HostError(self.label, f"{path} could not be written: {complaint}")
 
     def close(self) -> None:
-        """Close the connection and all that goes over it; scripts that still run are killed. Twice is safe."""
+        """Close the connection and everything that uses it; running scripts are killed.
+
+        Safe to call twice.
+        """
         self._closed = True
         with self._closing:
             for process in list(self._scripts):
@@ -169,11 +178,12 @@ class HostConnection(ABC):
 
 
 class ChannelConnection(HostConnection):
-    """A connection that is no more than its channels, each of which finds out by itself whether its other end is there.
+    """A connection that consists only of channels, each of which detects by itself if its other end
+    is gone.
 
     Args:
-        label, trial: as of `HostConnection`.
-        opening: opens a channel within so many seconds; called on any thread.
+        label, trial: as in `HostConnection`.
+        opening: opens a channel within the given seconds; called on any thread.
     """
 
     def __init__(self, label: str, trial: str, opening: Callable[[float], Channel]) -> None:
@@ -185,14 +195,14 @@ class ChannelConnection(HostConnection):
 
     @property
     def alive(self) -> bool:
-        """Whether it is not closed."""
+        """True until the connection is closed."""
         return self._open
 
     def open_channel(self, timeout: float) -> Channel:
         """Open one more channel."""
         channel = self._opening(timeout)
         with self._lock:
-            self._channels = [one for one in self._channels if not one.closed]
+            self._channels = [opened for opened in self._channels if not opened.closed]
             if self._open:
                 self._channels.append(channel)
                 return channel
@@ -200,7 +210,7 @@ class ChannelConnection(HostConnection):
         raise HostError(self.label, "the connection is closed")
 
     def release(self) -> None:
-        """Close all channels; twice is safe."""
+        """Close all channels. Safe to call twice."""
         with self._lock:
             self._open = False
             channels, self._channels = self._channels, []
@@ -209,7 +219,7 @@ class ChannelConnection(HostConnection):
 
 
 def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
-    """All output; each line goes to `lines` as it comes."""
+    """Return all output, passing each line to `lines` as it arrives."""
     out, reported = bytearray(), 0
     while data := process.read():
         out += data
@@ -222,10 +232,12 @@ def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
 
 
 def _receive_script(path: str, nbytes: int, mode: int) -> str:
-    """A script that writes a file from its standard input: to a temporary name, then an atomic rename."""
-    place = shlex.quote(path if path.startswith("/") else f"./{path}")
+    """Return a script that writes its standard input to a temporary file, which it renames
+    atomically.
+    """
+    quoted_path = shlex.quote(path if path.startswith("/") else f"./{path}")
     return (
-        f"umask 077; path={place}; part=$path.$$.part\n"
+        f"umask 077; path={quoted_path}; part=$path.$$.part\n"
         'trap \'rm -f "$part"\' EXIT; trap "exit 1" HUP INT TERM PIPE\n'
         'mkdir -p "$(dirname "$path")" && cat > "$part" || exit 1\n'
         'size=$(wc -c < "$part")\n'

@@ -1,4 +1,6 @@
-"""Host names and ranges as users write them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``, ``[fe80::1]:22``, ``@file``."""
+"""Host names and ranges as users write them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``,
+``[fe80::1]:22``, ``@file``.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +12,40 @@ from pathlib import Path
 from skymagic.errors import RequestError
 
 MAX_HOSTS = 1024
-"""Hosts that one range may expand to; more is a typing error."""
+"""Most hosts that one range may expand to; more is treated as a typing error."""
 RANGE = re.compile(r"\[([0-9,\- ]*)\]")
 HOST = re.compile(
-    r"(?:(?P<user>[^\s]+)@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
+    r"(?:(?P<user>[^\s]+)@)?"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))"
+    r"(?::(?P<port>[^:]*))?"
 )
 
 
 UNSAFE = re.compile(r"""['"`$\\;&<>|(){}*?!#~^]|[^ -~\w]""")
-"""What OpenSSH refuses in names since CVE-2023-51385, and more: a name goes into a ProxyCommand, which a shell reads."""
+"""Characters that OpenSSH refuses in names since CVE-2023-51385, and more.
+
+A name goes into a ProxyCommand, which a shell interprets.
+"""
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A host as written; `Endpoint` is it as resolved by ~/.ssh/config."""
+    """A host as written; an `Endpoint` is the host as resolved by ~/.ssh/config."""
 
     text: str
-    """As the user wrote it, ranges expanded; its label in all output."""
+    """Text as the user wrote it, with ranges expanded; the host's label in all output."""
     name: str
-    """The name or address, to be looked up in ~/.ssh/config."""
+    """Name or address to look up in ~/.ssh/config."""
     user: str | None = None
     port: int | None = None
 
 
 def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
-    """Expand host names, ranges and files of hosts, in order; the same host twice is two nodes on it.
+    """Expand host names, ranges and files of hosts, in order; a host named twice is two nodes.
 
     Args:
-        words: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one per line, # comments).
+        words: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one per
+            line, # comments).
 
     Raises:
         RequestError: with all mistakes.
@@ -56,7 +64,7 @@ def _parse_word(word: str, mistakes: list[str]) -> list[HostSpec]:
         return _read_file(word[1:], mistakes)
     return [
         spec
-        for part in re.split(r",(?![^\[]*\])", word)  # at the commas that are not within brackets
+        for part in re.split(r",(?![^\[]*\])", word)  # at commas outside brackets
         if part
         for text in _expand_ranges(part, mistakes)
         for spec in _parse_host(text, mistakes)
@@ -70,36 +78,36 @@ def _read_file(name: str, mistakes: list[str]) -> list[HostSpec]:
         reason = getattr(problem, "strerror", None) or "it is not text"
         mistakes.append(f"the file of hosts {name!r} cannot be read: {reason}")
         return []
-    found: list[HostSpec] = []
+    specs: list[HostSpec] = []
     for number, line in enumerate(lines, 1):
-        wrong: list[str] = []
+        line_mistakes: list[str] = []
         for word in line.partition("#")[0].split():
             if word.startswith("@"):
-                wrong.append(f"{word!r}: a file of hosts cannot name another one")
+                line_mistakes.append(f"{word!r}: a file of hosts cannot name another one")
             else:
-                found += _parse_word(word, wrong)
-        mistakes += [f"{name} line {number}: {each}" for each in wrong]
-    if not found and not mistakes:
+                specs += _parse_word(word, line_mistakes)
+        mistakes += [f"{name} line {number}: {mistake}" for mistake in line_mistakes]
+    if not specs and not mistakes:
         mistakes.append(f"the file of hosts {name!r} names no host")
-    return found
+    return specs
 
 
 def _expand_ranges(text: str, mistakes: list[str]) -> list[str]:
     """Expand the bracketed ranges of a name."""
-    texts, rest = [""], text
-    while (found := RANGE.search(rest)) is not None:
-        numbers = _range_numbers(found[1])
+    texts, remainder = [""], text
+    while (match := RANGE.search(remainder)) is not None:
+        numbers = _range_numbers(match[1])
         if numbers is None:
             mistakes.append(
-                f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]"
+                f"{text!r}: [{match[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]"
             )
             return []
         if len(texts) * len(numbers) > MAX_HOSTS:
             mistakes.append(f"{text!r} means more than {MAX_HOSTS} hosts")
             return []
-        texts = [head + rest[: found.start()] + number for head in texts for number in numbers]
-        rest = rest[found.end() :]
-    return [head + rest for head in texts]
+        texts = [head + remainder[: match.start()] + number for head in texts for number in numbers]
+        remainder = remainder[match.end() :]
+    return [head + remainder for head in texts]
 
 
 def _range_numbers(text: str) -> list[str] | None:
@@ -131,8 +139,8 @@ def _parse_host(text: str, mistakes: list[str]) -> list[HostSpec]:
     if name.startswith("-") or (match["user"] or "").startswith("-"):
         mistakes.append(f"{text!r}: a name cannot begin with '-'")
         return []
-    domain, _, user = (match["user"] or "").rpartition("\\")  # of Windows: DOMAIN\user
-    if found := UNSAFE.search(f"{domain}{user}{name}"):
-        mistakes.append(f"{text!r}: a name cannot hold {found[0]!r}")
+    domain, _, user = (match["user"] or "").rpartition("\\")  # Windows accounts: DOMAIN\user
+    if unsafe := UNSAFE.search(f"{domain}{user}{name}"):
+        mistakes.append(f"{text!r}: a name cannot hold {unsafe[0]!r}")
         return []
     return [HostSpec(text, name, match["user"], int(port) if port else None)]

@@ -1,4 +1,7 @@
-"""The user's private keys, of ssh-agent and in files (a passphrase is asked for once per process), and the keys of hosts, as known_hosts has them."""
+"""Private keys of the user (ssh-agent, files, passphrases) and public keys of hosts (known_hosts).
+
+A passphrase is asked for once per process.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _asking_lock = threading.Lock()
 
 @dataclass
 class KeyAttempts:
-    """Keys tried in a login, for the error when none was accepted."""
+    """Keys tried in a login, for the error if none was accepted."""
 
     refused: list[str] = field(default_factory=list)
     """Keys that the host refused."""
@@ -39,7 +42,9 @@ class KeyAttempts:
 def candidates(
     endpoint: Endpoint, ask: Callable[[str], str] | None, attempts: KeyAttempts
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """(name, key) to try: the agent's that are configured, its other ones, then files, encrypted ones last."""
+    """Yield (name, key) in the order to try: the agent's configured keys, its other keys, files,
+    encrypted files.
+    """
     with contextlib.ExitStack() as stack:
         files = [
             path
@@ -74,12 +79,15 @@ _ENCRYPTED = object()
 
 
 def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | None:
-    """A key, _ENCRYPTED when it needs another passphrase, None when it is of no use."""
+    """Return a key, _ENCRYPTED if it needs another passphrase, or None if it is unusable."""
     import paramiko
 
     try:
-        return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
-    # only its public half is here: the private one is the agent's
+        return paramiko.PKey.from_path(
+            path,
+            passphrase.encode() if passphrase else None,  # type: ignore[arg-type]
+        )
+    # Only its public half is here: the agent has the private one.
     except FileNotFoundError:
         attempts.unused.append(
             f"{path} (only its public half is here, and the agent does not have it)"
@@ -100,7 +108,7 @@ def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | 
 def _decrypt(
     path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts
 ) -> paramiko.PKey | None:
-    """Decrypt a key file; threads that need the same one wait for the one answer."""
+    """Decrypt a key file; threads that need the same key wait for a single answer."""
     with _asking_lock:
         cache_key = (path, Path(path).stat().st_mtime_ns)
         if cache_key in _decrypted:
@@ -124,7 +132,9 @@ def _decrypt(
 
 
 def _public(path: str) -> bytes:
-    """The public key blob (RFC 4253), to find the key in the agent without its passphrase; b"" where there is none."""
+    """Return the public key blob (RFC 4253), to find the key in the agent without its passphrase,
+    or b"".
+    """
     try:
         return base64.b64decode(Path(f"{path}.pub").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -134,7 +144,7 @@ def _public(path: str) -> bytes:
 def _agent_keys(
     endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts
 ) -> tuple[paramiko.PKey, ...]:
-    """The agent's keys; () without an agent."""
+    """Return the agent's keys; () without an agent."""
     import paramiko
     from paramiko.agent import AgentSSH
 
@@ -155,12 +165,12 @@ def _agent_keys(
         return ()
 
 
-# -- Host key verification against known_hosts files; pure apart from reading them. Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT ---
+# -- host key verification with known_hosts; format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT ----------
 
 
 @dataclass(frozen=True)
 class KnownKey:
-    """One line of a known_hosts file."""
+    """A line of a known_hosts file."""
 
     file: str
     line: int
@@ -168,10 +178,10 @@ class KnownKey:
     patterns: str
     key_type: str
     key: str
-    """Base64, as in the file."""
+    """Key in base64, as in the file."""
 
     def matches(self, name: str) -> bool:
-        """Whether the line is for this host."""
+        """Return True if the line applies to this host."""
         if self.patterns.startswith("|"):
             return _matches_hash(self.patterns, name)
         fields = self.patterns.lower().split(",")
@@ -182,7 +192,7 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """How a key that a host offers compares with known_hosts."""
+    """Result of comparing a host's key with known_hosts."""
 
     state: str
     """known, unknown, changed or revoked."""
@@ -194,23 +204,23 @@ class KnownHosts:
     """The lines of known_hosts files.
 
     Args:
-        files: their paths; those that are not there are skipped.
+        files: their paths; missing ones are skipped.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
         self.entries = tuple(entry for file in files for entry in _read(file))
 
     def entries_for(self, names: Iterable[str]) -> list[KnownKey]:
-        """The lines for a host under any of these names, without revoked keys."""
+        """Return the lines for a host under any of these names, without revoked keys."""
         return [e for e in self.entries if not e.revoked and any(e.matches(n) for n in names)]
 
     def check(self, names: tuple[str, ...], key_type: str, key: str) -> KeyStatus:
         """Verify a key.
 
         Args:
-            names: the host's names in the file: with a port that is not 22 ``[name]:port``.
-            kind: ``ssh-ed25519``, ….
-            key: base64.
+            names: the host's names in the file: ``[name]:port`` if the port is not 22.
+            key_type: ``ssh-ed25519``, ….
+            key: in base64.
         """
         revoked = [
             e
@@ -227,12 +237,12 @@ class KnownHosts:
 
 
 def known_hosts_name(name: str, port: int) -> str:
-    """A host's name in known_hosts: ``name``, or ``[name]:port`` for another port than 22."""
+    """Return a host's name in known_hosts: ``name``, or ``[name]:port`` if the port is not 22."""
     return name.lower() if port == 22 else f"[{name.lower()}]:{port}"
 
 
 def fingerprint(key: bytes) -> str:
-    """Fingerprint of a key, as ssh-keygen shows it."""
+    """Return the fingerprint of a key, as ssh-keygen shows it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
@@ -244,7 +254,7 @@ def _read(file: str) -> Iterable[KnownKey]:
     for number, line in enumerate(lines, 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        # @cert-authority lines are skipped: paramiko reads no host certificates
+        # Skip @cert-authority lines: paramiko reads no host certificates.
         if len(fields) >= 3 and not fields[0].startswith("#") and marker in ("", "@revoked"):
             yield KnownKey(file, number, marker == "@revoked", fields[0], fields[1], fields[2])
 

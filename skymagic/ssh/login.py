@@ -1,4 +1,7 @@
-"""SSH handshake, host key check and public-key authentication; and a transport that sends nothing to a closed channel."""
+"""SSH handshake, host key check and public-key authentication over paramiko.
+
+Also keeps paramiko from sending packets to closed channels.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,16 @@ if TYPE_CHECKING:
     Stream = socket.socket | paramiko.Channel | PipeStream
 
 
-# -- channels that are closed ---------------------------------------------------------------------------------------------
+# -- closed channels -------------------------------------------------------------------------------
 
 
 def send_nothing_after_close(transport: paramiko.Transport) -> None:
-    """Have a transport drop what comes for a channel after its CLOSE; before it is started.
+    """Make a transport drop packets for a channel after its CLOSE; call this before it is started.
 
-    A channel of paramiko decides under its lock what to send, and sends it without: when a process ends, the answer to that
-    (CLOSE) can overtake what another thread is about to send (EOF, data). OpenSSH ends the whole connection at such a packet
-    (``ieof packet referred to nonexistent channel``).
+    A paramiko channel decides under its lock what to send, but sends it without: when a process
+    ends, the reply to that (CLOSE) can overtake a packet that another thread is about to send (EOF,
+    data). OpenSSH ends the whole connection at such a packet (``ieof packet referred to nonexistent
+    channel``).
     """
     from paramiko.common import (
         MSG_CHANNEL_CLOSE,
@@ -48,13 +52,13 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
         MSG_CHANNEL_OPEN_SUCCESS,
     )
 
-    made: Any = transport
-    send, open_channel = made._send_message, made.open_channel
+    patched: Any = transport
+    send, open_channel = patched._send_message, patched.open_channel
     closed: set[bytes] = set()
-    """The host's numbers of channels, as they stand in packets (RFC 4254, 5.3)."""
+    """The host's channel numbers, as they appear in packets (RFC 4254, 5.3)."""
 
     def send_message(data: Any) -> None:
-        """Called for one packet after the other: paramiko holds a lock around it."""
+        """Send a packet. Calls are serialized: paramiko holds a lock around them."""
         packet = data.asbytes()
         kind, number = packet[0], packet[1:5]
         if (
@@ -64,47 +68,50 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
             return
         if kind == MSG_CHANNEL_CLOSE:
             closed.add(number)
-        elif kind == MSG_CHANNEL_OPEN_SUCCESS:  # one that the host has opened
+        elif kind == MSG_CHANNEL_OPEN_SUCCESS:  # a channel that the host opened
             closed.discard(number)
         send(data)
 
     def opened(*args: Any, **kwargs: Any) -> paramiko.Channel:
-        """The host may give a number again."""
+        """Open a channel; the host may reuse a number."""
         channel: paramiko.Channel = open_channel(*args, **kwargs)
         closed.discard(channel.remote_chanid.to_bytes(4, "big"))
         return channel
 
-    made._send_message, made.open_channel = send_message, opened
+    patched._send_message, patched.open_channel = send_message, opened
 
 
 class OtherLogin(HostError):
-    """The host lets the user in by what paramiko has not; OpenSSH may have it."""
+    """The host requires a login that paramiko does not support; OpenSSH may."""
 
 
-# -- the handshake --------------------------------------------------------------------------------------------------------
+# -- the handshake ---------------------------------------------------------------------------------
 
 
 LOGGER = "skymagic.ssh.paramiko"
 SECURITY_KEYS = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk")
-"""Keys in hardware that OpenSSH uses unasked, and paramiko only through an agent."""
+"""Hardware keys that OpenSSH uses by default, and paramiko only through an agent."""
 PREFERRED_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-"""Tried first: AES-GCM is several times faster in paramiko than counter mode with a separate MAC."""
+"""Ciphers to prefer: in paramiko, AES-GCM is several times faster than counter mode with a separate
+MAC.
+"""
 
 
 def handshake(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) -> paramiko.Transport:
-    """SSH key exchange over a stream; the host is unverified until `check_host_key`.
+    """Do the SSH key exchange over a stream; the host is unverified until `check_host_key`.
 
     Raises:
-        HostError: it is no SSH server.
+        HostError: it is not an SSH server.
     """
     import paramiko
 
-    known = KnownHosts(endpoint.known_hosts).entries_for(_known_hosts_names(endpoint))
-    transport = paramiko.Transport(stream)  # type: ignore[arg-type]  # it calls what PipeStream has
+    known_keys = KnownHosts(endpoint.known_hosts).entries_for(_known_hosts_names(endpoint))
+    # PipeStream has the methods that paramiko calls
+    transport = paramiko.Transport(stream)  # type: ignore[arg-type]
     send_nothing_after_close(transport)
     try:
         _silence_log(transport)
-        _prefer_known_algorithms(transport, [entry.key_type for entry in known])
+        _prefer_known_algorithms(transport, [entry.key_type for entry in known_keys])
         done = threading.Event()
         transport.start_client(event=done)
         if not cancellation.wait(done, endpoint.timeout) or not transport.is_active():
@@ -116,7 +123,7 @@ def handshake(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) ->
 
 
 def close(transport: paramiko.Transport) -> None:
-    """Close a transport and join its thread, which its own close does not; twice is safe."""
+    """Close a transport and join its thread, which its own close does not. Safe to call twice."""
     transport.close()
     if transport.ident is not None and transport is not threading.current_thread():
         transport.join(timeout=5.0)
@@ -129,15 +136,15 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
         HostError: it is unknown, changed or revoked.
     """
     offered, names = transport.get_remote_server_key(), _known_hosts_names(endpoint)
-    key_type, key, known = (
+    key_type, key, known_hosts = (
         offered.get_name(),
         offered.get_base64(),
         KnownHosts(endpoint.known_hosts),
     )
-    status = known.check(names, key_type, key)
-    # as in OpenSSH, a line without a port counts for every port
+    status = known_hosts.check(names, key_type, key)
+    # As in OpenSSH, a line without a port counts for every port.
     if status.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
-        portless = known.check((known_hosts_name(endpoint.hostname, 22),), key_type, key)
+        portless = known_hosts.check((known_hosts_name(endpoint.hostname, 22),), key_type, key)
         status = portless if portless.state in ("known", "revoked") else status
     description = f"{key_type} {fingerprint(offered.asbytes())}"
     if status.state == "unknown":
@@ -155,7 +162,7 @@ def authenticate(
     """Log in with one of the user's keys.
 
     Raises:
-        HostError: the host wants none of them.
+        HostError: the host accepts none of them.
     """
     import paramiko
 
@@ -176,9 +183,9 @@ def authenticate(
             problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType
         ):
             reason = "the host wants more than a key" if partial else "the host takes no keys, only"
-            words = f"{reason}: {', '.join(problem.allowed_types)}"
+            message = f"{reason}: {', '.join(problem.allowed_types)}"
             raise OtherLogin(
-                endpoint.label, words, "--ssh openssh asks you for the rest, as ssh does"
+                endpoint.label, message, "--ssh openssh asks you for the rest, as ssh does"
             )
         if not answered or not transport.is_active():
             break
@@ -189,7 +196,9 @@ def authenticate(
 
 
 def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
-    """Whether OpenSSH could try more than the keys that were refused: passwords and codes, Kerberos, keys in hardware."""
+    """Return True if OpenSSH could try more than the refused keys: passwords, codes, Kerberos,
+    hardware keys.
+    """
     import paramiko
 
     names = (*endpoint.identities, *(() if endpoint.identities_given else SECURITY_KEYS))
@@ -205,7 +214,10 @@ def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
 
 
 def _silence_log(transport: paramiko.Transport) -> None:
-    """Keep paramiko's log (tracebacks of what is an error here anyway) out of the notebook, unless a level was set."""
+    """Keep paramiko's log out of the notebook, unless a level was set.
+
+    It has tracebacks of problems that are reported as errors anyway.
+    """
     log = logging.getLogger(LOGGER)
     if log.level == logging.NOTSET:
         log.setLevel(logging.CRITICAL + 1)
@@ -213,7 +225,9 @@ def _silence_log(transport: paramiko.Transport) -> None:
 
 
 def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]) -> None:
-    """Offer fast ciphers first, and the types of host key that known_hosts has: the host then shows one that can be verified."""
+    """Offer fast ciphers first, and first the host key types in known_hosts: such a key can be
+    verified.
+    """
     options = transport.get_security_options()
     options.ciphers = preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
     rsa = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
@@ -224,12 +238,12 @@ def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]
 
 
 def preferred_first(preferred: Sequence[str], available: Sequence[str]) -> tuple[str, ...]:
-    """What is available, with what is preferred before the rest."""
-    return tuple(dict.fromkeys([*(each for each in preferred if each in available), *available]))
+    """Return what is available, preferred items first."""
+    return tuple(dict.fromkeys([*(item for item in preferred if item in available), *available]))
 
 
 def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
-    """The host's names in known_hosts."""
+    """Return the host's names in known_hosts."""
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
     return (known_hosts_name(endpoint.hostname, endpoint.port),)
@@ -253,13 +267,15 @@ def _changed_key(
         )
     return HostError(
         endpoint.label,
-        f"its host key has CHANGED: it shows {offered}, and {lines} has another one. Somebody may be listening in",
-        f"only if you know why it changed: ssh-keygen -R '{name}' -f {entries[0].file}, then once: {_command(endpoint)}",
+        f"its host key has CHANGED: it shows {offered}, and {lines} has another one. "
+        "Somebody may be listening in",
+        f"only if you know why it changed: ssh-keygen -R '{name}' -f {entries[0].file}, "
+        f"then once: {_command(endpoint)}",
     )
 
 
 def _command(endpoint: Endpoint) -> str:
-    """The ssh command line that reaches this endpoint."""
+    """Return the ssh command line that reaches this endpoint."""
     name, _, port = endpoint.label.rpartition(":")
     if name and port.isdigit() and (name.count(":") == 0 or name.endswith("]")):
         return f"ssh -p {port} {name.replace('[', '').replace(']', '')}"
@@ -267,13 +283,17 @@ def _command(endpoint: Endpoint) -> str:
 
 
 def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
-    where = f"{endpoint.hostname} port {endpoint.port}"
+    address = f"{endpoint.hostname} port {endpoint.port}"
     if problem is None:
-        reason = f"{where} took the connection, and then said nothing for {endpoint.timeout:.0f} s"
+        reason = (
+            f"{address} took the connection, and then said nothing for {endpoint.timeout:.0f} s"
+        )
         return HostError(endpoint.label, reason, "is that sshd, and is the host overloaded?")
     if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
-        return HostError(endpoint.label, f"{where} has no method in common with us: {problem}", "")
-    reason = f"{where} does not speak SSH with us: {str(problem) or 'it closed the connection'}"
+        return HostError(
+            endpoint.label, f"{address} has no method in common with us: {problem}", ""
+        )
+    reason = f"{address} does not speak SSH with us: {str(problem) or 'it closed the connection'}"
     remedy = "is that sshd's port? It may also refuse more connections for now (MaxStartups)"
     return HostError(endpoint.label, reason, f"{remedy}. Try: {_command(endpoint)}")
 
@@ -285,6 +305,12 @@ def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) ->
     if attempts.unused:
         reason += f"; not usable: {', '.join(attempts.unused)}"
     if not active and len(attempts.refused) > 1:
-        reason += "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
-    remedy = f"is {endpoint.user!r} the right user? To install a key there: ssh-copy-id -p {endpoint.port} {account}"
+        reason += (
+            "; the host ended the connection, maybe for too many keys "
+            "(IdentitiesOnly yes and an IdentityFile help)"
+        )
+    remedy = (
+        f"is {endpoint.user!r} the right user? "
+        f"To install a key there: ssh-copy-id -p {endpoint.port} {account}"
+    )
     return HostError(endpoint.label, reason, remedy)

@@ -1,12 +1,17 @@
-"""OpenSSH's own client: logins that paramiko has not (one-time codes, Kerberos, hardware keys, a site's ProxyCommand), and host keys as it checks them.
+"""OpenSSH's own client, for logins and host key checks that paramiko does not support.
 
-A **master** is an ssh process that holds the connection (ssh_config(5), ControlMaster). It listens at a socket, and each channel is one more
-ssh that asks it for a shell: nobody logs in again. One that the user has open is used; else one is opened, and what it asks is asked here::
+These are one-time codes, Kerberos, hardware keys and a site's ProxyCommand.
+
+A **master** is an ssh process that holds the connection (ssh_config(5), ControlMaster). It listens
+on a socket, and each channel is another ssh process that asks it for a shell, without another
+login. If the user has a master open, it is used. Otherwise one is opened, and its prompts appear
+here::
 
     ssh -fNM ──▶ master ◀── SOCKET ◀── ssh -S SOCKET … 'exec /bin/sh -s'     a channel
-       └─ SSH_ASKPASS ──▶ a socket of this process ──▶ ask()                 a prompt in the notebook: in no argument, file or log
+       └─ SSH_ASKPASS ──▶ a socket of this process ──▶ ask()                 a notebook prompt
 
-A master that was opened here stays for ten minutes after its last channel, so that another pool, or another kernel that attaches, asks nobody.
+An answer appears in no argument, file or log. A master opened here stays for ten minutes after its
+last channel, so that another pool, or another kernel that attaches, does not have to ask again.
 """
 
 from __future__ import annotations
@@ -37,13 +42,16 @@ from skymagic.wire.untrusted import sanitized
 
 Ask = Callable[[str], str]
 LOGIN_SECONDS = 60.0
-"""For which a login may take while nobody is asked anything."""
+"""Seconds that a login may take while no prompt is open."""
 REFUSED_SECONDS = 60.0
-"""For which a login that failed is not tried again in the background: sites lock accounts. A master that the user opens is used at once."""
+"""Seconds for which a failed login is not retried in the background, because sites lock accounts.
+
+A master that the user opens is used at once.
+"""
 HELLO_BYTES = 12
-"""What a master says to whoever connects (OpenSSH's PROTOCOL.mux): a length, MUX_MSG_HELLO and a version."""
+"""Length of a master's greeting (OpenSSH's PROTOCOL.mux): a length, MUX_MSG_HELLO and a version."""
 LOST = 255
-"""Exit status of ssh where it does not know the shell's."""
+"""Exit status of ssh if it does not know the shell's."""
 OPTIONS = (
     "-T",
     "-x",
@@ -52,16 +60,19 @@ OPTIONS = (
     "-oPermitLocalCommand=no",
     "-oLogLevel=ERROR",
 )
-"""Of a master that is opened here: nothing that is for a person's own session."""
+"""Options of a master opened here; they disable everything meant for an interactive session."""
 DEFAULTS = {
     "controlpersist": ("no", "600"),
     "serveraliveinterval": ("0", "5"),
     "connecttimeout": ("none", f"{CONNECT_TIMEOUT:.0f}"),
 }
-"""Of settings that the user has not made: OpenSSH's → ours. A master stays for so many seconds after its last channel; a host that does not
-answer for 15 s is lost, as over paramiko."""
+"""Defaults for settings that the user has not made: OpenSSH's → skymagic's.
+
+A master stays for 600 seconds after its last channel. A host that does not answer for 15 s is lost,
+as over paramiko.
+"""
 NO_CONFIG = ("-F", "none", "-o", "ControlMaster=no", "-o", "ProxyCommand=false")
-"""A channel needs no configuration, and where its master is gone it must not log in by itself."""
+"""A channel needs no configuration, and must not log in by itself if its master is gone."""
 ASKPASS = """\
 import os, socket, sys
 asker = socket.socket(socket.AF_UNIX)
@@ -75,15 +86,19 @@ sys.exit(not answer)
 
 
 _refused: dict[str, tuple[float, HostError]] = {}
-"""By a master's socket: when a login that failed in the background may be tried again there, and how it failed."""
+"""Master's socket → time until which a failed login is not retried in the background, and its
+error.
+"""
 
 
 class OpenSSHConnection(ChannelConnection):
     """Shells on a host over a master.
 
     Args:
-        label: what the user calls the host.
-        path: the master's socket. held: a connection to it: at its end once the master is gone, and until then the master stays.
+        label: the user's name for the host.
+        path: the master's socket.
+        held: a connection to the master, which stays until it is closed. It ends once the master is
+            gone.
     """
 
     def __init__(self, label: str, path: str, held: socket.socket) -> None:
@@ -94,7 +109,7 @@ class OpenSSHConnection(ChannelConnection):
 
     @property
     def alive(self) -> bool:
-        """Whether its master is there; one that was opened here ends when the host does not answer any more."""
+        """True while its master runs; a master opened here ends when the host stops answering."""
         try:
             return self._open and bool(self._held.recv(1))
         except BlockingIOError:
@@ -103,36 +118,36 @@ class OpenSSHConnection(ChannelConnection):
             return False
 
     def release(self) -> None:
-        """End all channels, and leave the master; twice is safe."""
+        """End all channels, but not the master. Safe to call twice."""
         super().release()
         self._held.close()
 
 
 def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> OpenSSHConnection:
-    """Shells on a host, over the master that is there, or a new one.
+    """Return a connection over the existing master, or a new one.
 
     Args:
-        ask: answers what ssh asks; called on this thread. Without it a login that asks anything fails.
+        ask: answers ssh's prompts; called on this thread. Without it a login with a prompt fails.
 
     Raises:
-        HostError: there is no such client here, or it cannot log in: in its own words.
+        HostError: ssh is not available here, or cannot log in, with its own message.
     """
     if shutil.which("ssh") is None or os.name == "nt":
-        why = (
+        reason = (
             "OpenSSH on Windows has no ControlMaster"
             if os.name == "nt"
             else "there is no program ssh on the PATH"
         )
         raise HostError(
             endpoint.label,
-            f"--ssh openssh does not work here: {why}",
+            f"--ssh openssh does not work here: {reason}",
             "--ssh paramiko needs no program",
         )
-    told = _ran(endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}")
-    settings = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    output = _ran(endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}")
+    settings = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
     path = settings.get("controlpath", "none")
     if path == "none":
-        path = str(_folder() / sha256(told.encode()).hexdigest()[:16])
+        path = str(_folder() / sha256(output.encode()).hexdigest()[:16])
     by_hand = shlex.join(_ssh(endpoint, "-fNM", "-S", path))
     with _turn(path, cancellation):
         if (held := _held(endpoint.label, path)) is None:
@@ -160,40 +175,43 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
 def _master(
     endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask | None
 ) -> list[str]:
-    """ssh that opens a master and goes to the background."""
-    unsaid = (
+    """Return the ssh command that opens a master and goes to the background."""
+    defaults = (
         f"-o{name}={value}"
         for name, (unset, value) in DEFAULTS.items()
         if settings.get(name, unset) == unset
     )
-    # the ciphers that the user allows, in our order: AES-GCM is a third faster here than the default
+    # The user's allowed ciphers, reordered: AES-GCM is a third faster here than the default.
     ciphers = "-oCiphers=" + ",".join(
         preferred_first(PREFERRED_CIPHERS, settings["ciphers"].split(","))
     )
-    # no key is accepted silently, whatever the user has set: secrets go there
+    # Never accept a key silently, whatever the user has set: secrets go there.
     strict = "yes" if settings.get("stricthostkeychecking") in ("true", "yes") else "ask"
     asking = (f"-oStrictHostKeyChecking={strict}", f"-oBatchMode={'no' if ask else 'yes'}")
-    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, ciphers, *asking)
+    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *defaults, ciphers, *asking)
 
 
 def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
-    """ssh for a host as the user wrote it; skymagic follows $HOME, which ssh does not."""
+    """Return the ssh command for a host; it follows $HOME as skymagic does, which ssh alone does
+    not.
+    """
     import pwd
 
     (spec,) = expand((endpoint.label,))
     config, home = Path.home() / ".ssh" / "config", Path(pwd.getpwuid(os.getuid()).pw_dir)
-    elsewhere = (
+    config_option = (
         ["-F", str(config)] if Path.home().resolve() != home.resolve() and config.exists() else []
     )
     port, user = ["-p", str(spec.port)] if spec.port else [], ["-l", spec.user] if spec.user else []
-    return ["ssh", *options, *elsewhere, *port, *user, "--", spec.name]
+    return ["ssh", *options, *config_option, *port, *user, "--", spec.name]
 
 
 def _folder() -> Path:
-    """Return the folder in which masters listen. It is on this machine, for homes are shared, and sockets need short names.
+    """Return the folder for sockets of masters.
 
-    Another user can occupy the usual name in a shared place first. Then a folder with a random name is used, which later calls
-    and other processes find again, because it is this user's alone.
+    It is on this machine, because homes are shared and sockets need short names. Another user can
+    occupy the usual name in a shared folder first. Then a folder with a random name is used, which
+    later calls and other processes find again, because it is this user's alone.
     """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     parent = runtime if runtime.is_dir() else Path("/tmp")
@@ -208,7 +226,10 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def _turn(path: str, cancellation: Cancellation) -> Iterator[None]:
-    """One after the other, threads and processes: two that open a master at once would ask twice, and one would stay without a socket."""
+    """Serialize the opening of a master between threads and processes.
+
+    If two opened one at once, they would ask twice, and one would be left without a socket.
+    """
     import fcntl
 
     with open(_folder() / f"{sha256(path.encode()).hexdigest()[:16]}.lock", "w") as file:
@@ -223,7 +244,9 @@ def _turn(path: str, cancellation: Cancellation) -> Iterator[None]:
 
 
 def _held(label: str, path: str) -> socket.socket | None:
-    """A connection to the master at this path; None where there is none. What a dead one has left is removed."""
+    """Connect to the master at this path, or return None if there isn't one; remove a dead one's
+    socket.
+    """
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(CONNECT_TIMEOUT)
     try:
@@ -245,19 +268,19 @@ def _held(label: str, path: str) -> socket.socket | None:
     return None
 
 
-# ------------------------------------------------------------------------------------ what ssh asks
+# -- prompts of ssh --------------------------------------------------------------------------------
 
 
 def _ran(
     label: str, command: Sequence[str], cancellation: Cancellation, ask: Ask | None, by_hand: str
 ) -> str:
-    """What ssh has printed, once it has ended well; what it asks meanwhile, `ask` answers.
+    """Run ssh and return its output; `ask` answers its prompts meanwhile.
 
     Args:
-        by_hand: a command line by which the user can do the same in a terminal.
+        by_hand: a command line with which the user can do the same in a terminal.
 
     Raises:
-        HostError: it has failed, it takes too long, or nobody has answered.
+        HostError: it failed, took too long, or a prompt was not answered.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
@@ -279,15 +302,15 @@ def _ran(
         try:
             answered = _attended(program, asking, cancellation, ask)
         finally:
-            if program.poll() is None:  # else a master may be about to leave this group
-                os.killpg(program.pid, signal.SIGKILL)  # its askpass too
+            if program.poll() is None:  # otherwise a master may be about to leave this group
+                os.killpg(program.pid, signal.SIGKILL)  # includes its askpass
                 program.wait()
-        said = [
+        outputs = [
             os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, errors)
         ]
     if program.returncode == 0:
-        return said[0]
-    lines = [line for line in said[1].splitlines() if line.strip(" @\r")]
+        return outputs[0]
+    lines = [line for line in outputs[1].splitlines() if line.strip(" @\r")]
     reason = "\n  ".join(line.strip("@ ") for line in lines[-20:]) or "nothing was said"
     why = "" if answered and ask else "nobody could be asked; "
     remedy = f"log in once in a terminal, and skymagic uses that connection: {by_hand}"
@@ -295,7 +318,7 @@ def _ran(
 
 
 def _askpass(folder: str) -> dict[str, str]:
-    """An environment in which ssh asks whoever listens in this folder."""
+    """Return an environment in which ssh sends its prompts to the socket in this folder."""
     script = Path(folder, "askpass")
     script.write_text(
         f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -ISc {shlex.quote(ASKPASS)} "$1"\n'
@@ -306,11 +329,8 @@ def _askpass(folder: str) -> dict[str, str]:
         "SSH_ASKPASS_REQUIRE": "force",
         "SKYMAGIC_ASKPASS": f"{folder}/socket",
     }
-    return {
-        "DISPLAY": "none",
-        **os.environ,
-        **asks,
-    }  # before 8.4, a DISPLAY and no terminal lead to SSH_ASKPASS
+    # before OpenSSH 8.4, SSH_ASKPASS is used only with a DISPLAY and no terminal
+    return {"DISPLAY": "none", **os.environ, **asks}
 
 
 def _attended(
@@ -319,7 +339,9 @@ def _attended(
     cancellation: Cancellation,
     ask: Ask | None,
 ) -> bool:
-    """Answer what a program asks until it has ended, or takes too long; False once something stays without an answer."""
+    """Answer a program's prompts until it ends or takes too long; return False if a prompt stays
+    unanswered.
+    """
     end = time.monotonic() + LOGIN_SECONDS
     while program.poll() is None and time.monotonic() < end:
         cancellation.check()
@@ -330,8 +352,8 @@ def _attended(
                 kind, _, prompt = (
                     client.makefile("rb").read().decode(errors="replace").partition("\0")
                 )
-                prompt = sanitized(prompt)  # the host may have written it
-                note = kind == "none"  # a hardware key waits for a touch, and ssh for no answer
+                prompt = sanitized(prompt)  # the text may come from the host
+                note = kind == "none"  # a hardware key waits for a touch; ssh expects no answer
                 answer = (
                     ask(f"{prompt} (then press Enter here) " if note else prompt) if ask else ""
                 )

@@ -17,70 +17,79 @@ CHUNK_BYTES = 1 << 16
 WINDOW_BYTES = 1 << 24
 """Receive window of a channel (RFC 4254): bytes that a host may send before they are read."""
 KEPT_ERROR_BYTES = 1 << 20
-"""Bytes of standard error that are kept, the last ones."""
+"""Bytes of standard error to keep; earlier ones are dropped."""
 START_TIMEOUT = 30.0
 """Seconds that a login shell's profile may take."""
 GRACE_PERIOD = 5.0
-"""Seconds that a process has to end when its input has ended."""
+"""Seconds that a process has to end after its input has ended."""
 ACCOUNT_REMEDY = "skymagic needs an account that can run /bin/sh there"
-# Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads its session.
+# Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads
+# its session.
 SHELL = "exec /bin/sh -s"
 
 
 class Channel(Protocol):
-    """A byte pipe to a shell on a node, with the methods of a socket; `Process` owns it. paramiko's channels are such as they are.
+    """A byte pipe to a shell on a node, with the methods of a socket; owned by `Process`.
 
-    One thread reads its output, one its standard error, others write; `close` may come from any of them, twice.
+    paramiko's channels satisfy it unchanged. One thread reads its output, one its standard error,
+    others write. `close` may be called by any of them, twice.
     """
 
     closed: bool
     status_event: threading.Event
-    """Set once the exit status is there, or the channel is lost."""
+    """Set once the exit status is available, or the channel is lost."""
 
     def settimeout(self, timeout: float | None) -> None:
-        """Seconds after which `recv`, `recv_stderr` and `send` raise TimeoutError; None for never."""
+        """Set the seconds after which `recv`, `recv_stderr` and `send` raise TimeoutError; None for
+        never.
+        """
 
     def exec_command(self, command: str) -> None:
-        """Start the shell with this command line; called once, before all others."""
+        """Start the shell with this command line; called once, before all other methods."""
 
     def recv(self, nbytes: int) -> bytes:
-        """Bytes of its output, at least one; b"" at its end."""
+        """Return bytes of its output, at least one; b"" at its end."""
 
     def recv_ready(self) -> bool:
-        """Whether `recv` would return at once."""
+        """Return True if `recv` would return at once."""
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        """Bytes of its standard error, as `recv`."""
+        """Return bytes of its standard error, as `recv`."""
 
     def send(self, data: bytes) -> int:
-        """Send some of these bytes to its standard input: how many. 0, or OSError, where it has ended."""
+        """Send some of these bytes to its standard input and return how many.
+
+        Returns 0 or raises OSError if the shell has ended.
+        """
 
     def shutdown_write(self) -> None:
-        """End its standard input (half-close); its output goes on."""
+        """End its standard input (half-close); its output stays open."""
 
     def exit_status_ready(self) -> bool:
-        """Whether it has ended, and said how."""
+        """Return True if it has ended and its status is known."""
 
     def recv_exit_status(self) -> int:
-        """The command's exit status; -1 where a signal ended it, or nobody knows."""
+        """Return the command's exit status; -1 if a signal ended it, or if it is unknown."""
 
     def close(self) -> None:
-        """End the pipe at both ends; whoever reads comes to the end."""
+        """End the pipe at both ends; readers see its end."""
 
 
 class Process:
     """A remote shell script with its standard streams; a Transport.
 
-    The text goes to ``/bin/sh`` over standard input, so that no login shell's grammar matters and nothing of it stands in a
-    process list. What profiles print is dropped: output begins after a random mark. The process starts in the user's home.
+    The text goes to ``/bin/sh`` over standard input, so that no login shell's grammar matters and
+    the script does not show in process lists. Output of profiles is dropped: the script's output
+    begins after a random mark. The process starts in the user's home.
 
     Args:
-        channel: a fresh channel, which the process owns from now on.
+        channel: a new channel, owned by the process from now on.
         host: the host's label, for errors.
-        text: what to run, in the grammar of POSIX sh. It may read the standard input that is written here.
-        kill: called with the process's number when it does not end by itself; it ends it and all that it started.
-        connected: whether what the channel goes over is there.
-        trial: a command line by which the user can try the same.
+        text: the script, for POSIX sh. It may read the standard input that is written here.
+        kill: called with the process's number if it does not end by itself; must end it with all
+            its child processes.
+        connected: returns True while the underlying connection is up.
+        trial: a command line with which the user can try the same.
 
     Raises:
         HostError: it did not start.
@@ -107,11 +116,11 @@ class Process:
             channel.settimeout(START_TIMEOUT)
             channel.exec_command(SHELL)
             self._thread.start()
-            # race: when it has ended already, its output says why
+            # Race: if it has already ended, its output says why.
             with contextlib.suppress(OSError):
                 self.write(_script(self._mark, text).encode())
             self.pid = self._wait_for_start()
-            """The number of the process on its host; it leads its own session."""
+            """Process id on its host; the process leads its session."""
             channel.settimeout(None)
         except BaseException as problem:
             self._release()
@@ -127,33 +136,42 @@ class Process:
             raise
 
     def _wait_for_start(self) -> int:
-        """Read up to the mark and drop what came before it; the process id."""
-        seen = b""
-        while (found := re.search(rb"%s (\d+)\n" % self._mark.encode(), seen)) is None:
+        """Read up to the mark, drop everything before it, and return the process id."""
+        output = b""
+        while (match := re.search(rb"%s (\d+)\n" % self._mark.encode(), output)) is None:
             data = self._channel.recv(CHUNK_BYTES)
             if not data:
                 self._thread.join(timeout=1.0)
                 if not self.alive:
                     raise HostError(self.host, "the connection is lost")
-                said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
-                words = ":\n" + said.decode(errors="replace") if said else " without any output"
-                reason = f"the login shell ended before it ran anything{words}"
-                raise HostError(self.host, reason, "" if said else ACCOUNT_REMEDY)
-            seen += data
-            if len(seen) > KEPT_ERROR_BYTES:
-                reason = f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB before it ran anything"
+                message = b"\n".join(filter(None, (output.strip(), bytes(self._errors).strip())))[
+                    -4000:
+                ]
+                ending = (
+                    ":\n" + message.decode(errors="replace") if message else " without any output"
+                )
+                reason = f"the login shell ended before it ran anything{ending}"
+                raise HostError(self.host, reason, "" if message else ACCOUNT_REMEDY)
+            output += data
+            if len(output) > KEPT_ERROR_BYTES:
+                reason = (
+                    f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB "
+                    "before it ran anything"
+                )
                 raise HostError(self.host, reason, ACCOUNT_REMEDY)
-        self._unread = seen[found.end() :]
-        return int(found[1])
+        self._unread = output[match.end() :]
+        return int(match[1])
 
-    # -- Transport ---------------------------------------------------------------------------------------------------
+    # -- Transport ---------------------------------------------------------------------------------
 
     def read(self) -> bytes:
-        """Bytes of its standard output, at least one; b"" when it has ended or the connection is lost."""
+        """Return bytes of its standard output, at least one; b"" when it has ended or the
+        connection is lost.
+        """
         if self._unread:
             data, self._unread = self._unread, b""
             return data
-        # all that is there: paramiko moves what is left in its buffer at each read
+        # Read everything available: paramiko moves the rest of its buffer at each read.
         return self._channel.recv(WINDOW_BYTES)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -164,12 +182,12 @@ class Process:
         """
         view = memoryview(data).cast("B")
         while view:
-            # A process that ends while it is fed is met in two ways: paramiko returns 0 when it saw the end while it waited for
-            # room, and raises "Socket is closed" when it saw it before.
+            # A process that ends while it is being fed shows in two ways: paramiko returns 0 if it
+            # saw the end while waiting for room, and raises "Socket is closed" if it saw it before.
             try:
-                # paramiko copies what it is given before it cuts off a packet
+                # paramiko copies its argument before it cuts off a packet.
                 sent = self._channel.send(view[:CHUNK_BYTES])  # type: ignore[arg-type]
-            except TimeoutError:  # the login shell's time is over
+            except TimeoutError:  # the login shell timed out
                 raise
             except (EOFError, OSError) as problem:
                 raise self._broken_pipe() from problem
@@ -182,53 +200,66 @@ class Process:
         return BrokenPipeError(f"{self.host}: {reason}")
 
     def complaint(self) -> str:
-        """The end of what it wrote to standard error, for messages."""
+        """Return the end of its standard error, for messages."""
         return sanitized(self.errors()[-4000:].strip())
 
     def close(self) -> None:
-        """End its input, wait until it has ended, kill it when it does not; twice is safe."""
+        """End its input, wait until it has ended, and kill it if it does not.
+
+        Safe to call twice.
+        """
         self.end_input()
         self.kill(GRACE_PERIOD)
 
     def kill(self, grace: float = 0.0) -> None:
-        """End it now, or after so many seconds, with all that it started; close the channel. Twice is safe."""
+        """End it now, or after `grace` seconds, with all its child processes; close the channel.
+
+        Safe to call twice.
+        """
         if not self._channel.closed and self.alive and not self._wait(grace):
             with contextlib.suppress(Exception):
                 self._kill(self.pid)
             self._wait(GRACE_PERIOD)
         self._release()
 
-    # -- beyond --------------------------------------------------------------------------------------------------------
+    # -- other methods -----------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether its connection is there."""
+        """True while its connection is up."""
         return self._connected()
 
     def status(self) -> int | None:
-        """Exit status; None while the process runs, -1 when a signal ended it or the connection was lost."""
+        """Return the exit status; None while it runs, -1 if a signal ended it or the connection was
+        lost.
+        """
         if self._channel.exit_status_ready():
             return self._channel.recv_exit_status()
         return -1 if self._channel.closed else None
 
     def errors(self) -> str:
-        """All that it wrote to standard error, the first part left out where it is long."""
+        """Return its standard error, without the beginning if it is long."""
         text = bytes(self._errors).decode(errors="replace")
         return text.partition(f"{self._mark}\n")[2] if f"{self._mark}\n" in text else text
 
     def end_input(self) -> None:
-        """Close its standard input; twice is safe."""
+        """Close its standard input. Safe to call twice."""
         with contextlib.suppress(Exception):
             self._channel.shutdown_write()
 
     def finish(self, timeout: float | None = None) -> int | None:
-        """Wait for its exit status after its output has ended; None when the time is over."""
+        """Wait for its exit status after its output has ended; return None after `timeout`
+        seconds.
+        """
         self._channel.status_event.wait(timeout)
         self._thread.join(timeout=1.0)
         return self.status()
 
     def _wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds; its output is drained meanwhile, for a full window would block it."""
+        """Return True if it ends within `seconds` seconds.
+
+        Its output is drained meanwhile, because a full window would block it.
+        """
         end = time.monotonic() + seconds
         while not self._channel.status_event.wait(0.02):
             if time.monotonic() >= end:
@@ -245,11 +276,13 @@ class Process:
             self._thread.join(timeout=5.0)
 
     def _read_errors(self) -> None:
-        """Drain standard error: unread, it would fill the channel's window and block standard output too."""
+        """Drain standard error: unread, it would fill the channel's window and block standard
+        output too.
+        """
         while True:
             try:
                 data = self._channel.recv_stderr(CHUNK_BYTES)
-            except TimeoutError:  # the channel's timeout is for the login shell
+            except TimeoutError:  # the channel's timeout is meant for the login shell
                 continue
             if not data:
                 return
@@ -259,9 +292,13 @@ class Process:
 
 
 def _script(mark: str, text: str) -> str:
-    """The text in a compound command, which a shell reads as a whole before it runs any of it: what follows is the text's input.
+    """Return the text as a compound command; everything behind it becomes the text's input.
 
-    The mark is not spelled out in it, so that a shell that shows what it reads shows no mark.
+    A shell reads a compound command as a whole before it runs any of it. The mark is not spelled
+    out in it, so that a shell that echoes its input does not print the mark.
     """
     head, tail = mark[:12], mark[12:]
-    return f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"
+    return (
+        f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; "
+        f"printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"
+    )

@@ -1,9 +1,12 @@
-"""A scheduler's programs (``sbatch``, ``squeue``): run to their end, or as what passes a shell through; on this machine or on a host over SSH.
+"""A scheduler's programs (``sbatch``, ``squeue``), on this machine or on a host over SSH.
+
+They run to their end, or relay a shell::
 
     notebook ──SSH──▶ login node: sbatch, squeue, …
-             └─SSH──▶ login node: srun --overlap … ──▶ node: /bin/sh      a channel; values go this way to the first node
+             └─SSH──▶ login node: srun --overlap … ──▶ node: /bin/sh      a channel
 
-Connections are opened as they are needed, for an sshd allows a connection so many sessions, and are shared by all nodes of a pool.
+Values for the first node take the second route. Connections are opened as needed, because an sshd
+allows a limited number of sessions per connection, and are shared by all nodes of a pool.
 """
 
 from __future__ import annotations
@@ -26,31 +29,34 @@ from skymagic.ssh.process import Channel
 from skymagic.wire.untrusted import sanitized
 
 SECONDS = 60.0
-"""For which a program may take; a busy controller takes its time."""
+"""Seconds that a program may take; a busy controller is slow."""
 
 
 class Programs:
-    """Programs of this machine.
+    """Programs on this machine.
 
     Args:
-        first: one of them, which is where the others are. kept: names of variables that they have of the notebook's, as a regular expression.
+        first: one of them, whose location is that of the others.
+        kept: regular expression for the names of the notebook's variables that they inherit.
     """
 
     def __init__(self, first: str, kept: str) -> None:
         self._first, self._kept = first, re.compile(kept)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment of programs, and of what they start."""
+        """Return the environment of the programs and their child processes."""
         return {name: value for name, value in environ.items() if self._kept.fullmatch(name)}
 
     def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one of them to its end; what takes too long has failed. A terminal's Ctrl-C does not reach it.
+        """Run a program to its end; a timeout counts as a failure.
+
+        A terminal's Ctrl-C does not reach it.
 
         Raises:
-            ProvisionError: there is no such program here.
+            ProvisionError: the program does not exist here.
         """
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 words,
                 input=text,
                 capture_output=True,
@@ -61,10 +67,11 @@ class Programs:
                 env=self.variables(os.environ),
                 start_new_session=True,
             )
-            return _completed(words, done.returncode, done.stdout, done.stderr)
+            return _completed(words, completed.returncode, completed.stdout, completed.stderr)
         except FileNotFoundError:
             raise ProvisionError(
-                f"{words[0]} is not on the PATH here: run the notebook on a login node, or name one with --login"
+                f"{words[0]} is not on the PATH here: run the notebook on a login node, "
+                "or name one with --login"
             ) from None
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(
@@ -74,25 +81,27 @@ class Programs:
     def channel(
         self, words: Sequence[str], variables: Mapping[str, str], timeout: float
     ) -> Channel:
-        """What passes a shell's streams through one of them, which is not started yet.
+        """Return a channel, not started yet, that relays a shell's streams through a program.
 
         Args:
-            words: the program with its arguments; the shell's command line comes last. variables: of its environment.
+            words: the program with its arguments; the shell's command line is appended.
+            variables: additional environment variables.
         """
         return CommandChannel(words, {**self.variables(os.environ), **variables})
 
     def close(self) -> None:
-        """Close what leads there; twice is safe."""
+        """Close the connections. Safe to call twice."""
 
 
 class HostPrograms(Programs):
-    """Programs of a host that this machine reaches over SSH.
+    """Programs on a host that this machine reaches over SSH.
 
     Args:
-        name: as `--hosts` takes one. client: as `--ssh` takes it.
+        name: a host, as in `--hosts`.
+        client: the SSH client, as in `--ssh`.
 
     Raises:
-        RequestError: it is no host's name, or several.
+        RequestError: it is not a host's name, or several.
     """
 
     def __init__(self, name: str, client: str, first: str, kept: str) -> None:
@@ -103,32 +112,37 @@ class HostPrograms(Programs):
         self._connections: list[HostConnection] = []
         self._lock = threading.Lock()
         self._settings = ["env", "-i"]
-        """Words that give a program its environment there, which jobs have as well."""
+        """Words that set the environment of a program there, which jobs inherit."""
 
     def open(self, ask: connecting.Ask | None) -> None:
-        """Connect, and find the programs there, which for many sites only a login shell knows.
+        """Connect, and find the programs, which at many sites are only on a login shell's PATH.
 
         Raises:
-            HostError: nobody can log in. ProvisionError: the programs are not there.
+            HostError: the login failed.
+            ProvisionError: the programs are not there.
         """
         (connection,) = connecting.connect_all([self._endpoint], ask)
         self._connections.append(connection)
-        settings = f'command -v {self._first} >/dev/null 2>&1 && env || "${{SHELL:-/bin/sh}}" -lc env </dev/null\n'
-        found = connection.run(settings, timeout=SECONDS).out
-        there = dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
-        self._settings += [f"{name}={value}" for name, value in self.variables(there).items()]
+        settings = (
+            f"command -v {self._first} >/dev/null 2>&1 && env || "
+            '"${SHELL:-/bin/sh}" -lc env </dev/null\n'
+        )
+        output = connection.run(settings, timeout=SECONDS).out
+        environment = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        self._settings += [f"{name}={value}" for name, value in self.variables(environment).items()]
         if self.run("sh", "-c", f"command -v {self._first}").returncode:
             raise ProvisionError(
-                f"--login: {self._endpoint.label} has no {self._first} on its PATH: is it the cluster's login node?"
+                f"--login: {self._endpoint.label} has no {self._first} on its PATH: "
+                "is it the cluster's login node?"
             )
 
     def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one of them there; one that takes too long, or whose connection is lost, has failed."""
+        """Run a program on the host; a timeout, or a lost connection, counts as a failure."""
         mark = f"END-{secrets.token_hex(8)}"
         script = f"{shlex.join([*self._settings, *words])} <<'{mark}'\n{text}\n{mark}\n"
         try:
-            done = self._connection().run(script, timeout=SECONDS)
-            return _completed(words, done.status, done.out, done.err)
+            result = self._connection().run(script, timeout=SECONDS)
+            return _completed(words, result.status, result.out, result.err)
         except HostError as problem:
             return subprocess.CompletedProcess(
                 words, -1, "", f"{words[0]}: connection to {problem}"
@@ -137,46 +151,56 @@ class HostPrograms(Programs):
     def channel(
         self, words: Sequence[str], variables: Mapping[str, str], timeout: float
     ) -> Channel:
-        """What passes a shell's streams through one of them there."""
+        """Return a channel that relays a shell's streams through a program on the host."""
         settings = [*self._settings, *(f"{name}={value}" for name, value in variables.items())]
         command = shlex.join(["exec", *settings, *words])
         with self._lock:
             for connection in self._connections:
-                with contextlib.suppress(
-                    HostError
-                ):  # it has as many sessions as it may have, or is lost
+                # a connection with as many sessions as sshd allows, or a lost one, is skipped
+                with contextlib.suppress(HostError):
                     return cast(Channel, PassedChannel(connection.open_channel(timeout), command))
         return cast(Channel, PassedChannel(self._connected().open_channel(timeout), command))
 
     def close(self) -> None:
-        """Close all connections; twice is safe, and what is run later opens another one."""
+        """Close all connections. Safe to call twice; later calls of `run` open new ones."""
         with self._lock:
             connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
 
     def _connection(self) -> HostConnection:
-        return next((one for one in self._connections if one.alive), None) or self._connected()
+        return (
+            next((connection for connection in self._connections if connection.alive), None)
+            or self._connected()
+        )
 
     def _connected(self) -> HostConnection:
         connection = connecting.connect(self._endpoint)
         with self._lock:
-            self._connections = [one for one in self._connections if one.alive] + [connection]
+            self._connections = [existing for existing in self._connections if existing.alive] + [
+                connection
+            ]
         return connection
 
 
 def _completed(
     words: Sequence[str], status: int, out: str, err: str
 ) -> subprocess.CompletedProcess[str]:
-    """How a program ended. What a scheduler prints goes into plans, lists and errors: other users name jobs and nodes."""
+    """Return a program's result with its output sanitized.
+
+    A scheduler's output goes into plans, lists and errors, and other users choose the names of jobs
+    and nodes.
+    """
     return subprocess.CompletedProcess(words, status, sanitized(out), sanitized(err))
 
 
 class PassedChannel:
-    """A host's channel, on which a program passes another shell through.
+    """A host's channel on which a program relays another shell.
 
     Args:
-        channel: what it is otherwise. command: that program's, for the host's shell; the other shell's command line is its last argument.
+        channel: the host's channel.
+        command: the program's command line, for the host's shell; the other shell's command line is
+            appended.
     """
 
     def __init__(self, channel: Channel, command: str) -> None:
@@ -186,5 +210,5 @@ class PassedChannel:
         return getattr(self._channel, name)
 
     def exec_command(self, command: str) -> None:
-        """Start the program with this as its last argument."""
+        """Start the program with this command line as its last argument."""
         self._channel.exec_command(f"{self._command} {shlex.quote(command)}")

@@ -1,4 +1,4 @@
-"""ProxyCommand: a child process whose standard input and output lead to an sshd."""
+"""ProxyCommand: a child process whose standard input and output are connected to an sshd."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skymagic.ssh.config import Endpoint
 
 
 class PipeStream:
-    """A byte stream over two pipes, with the methods of a socket that paramiko calls.
+    """A byte stream over two pipes, with the socket methods that paramiko calls.
 
-    One thread reads, others write; `close` may come from any of them, twice.
+    One thread reads, others write; `close` may be called by any of them, twice.
 
     Args:
         readable: file descriptor of the pipe to read from. The stream owns both descriptors.
@@ -28,8 +28,8 @@ class PipeStream:
         os.set_blocking(readable, False)
         os.set_blocking(writable, False)
         self._timeout: float | None = None
-        # Closing wakes whoever waits, and closes the descriptors only once nobody uses them: their
-        # numbers may be given to other files at once.
+        # Closing wakes all waiting threads, and closes the descriptors only once none uses them:
+        # their numbers may be given to other files at once.
         self._wake_reader, self._wake_writer = os.pipe()
         self._closing = threading.Event()
         self._reading, self._writing = threading.Lock(), threading.Lock()
@@ -60,7 +60,7 @@ class PipeStream:
                     continue
 
     def close(self) -> None:
-        """Close both pipes; twice is safe."""
+        """Close both pipes. Safe to call twice."""
         if not self._closing.is_set():
             self._closing.set()
             os.write(self._wake_writer, b"x")
@@ -87,8 +87,9 @@ class PipeStream:
 class ProxyCommand:
     """A ProxyCommand: a child process whose input and output are the stream.
 
-    Its input and output are two pipes, as with OpenSSH. One socket for both misleads proxies built on
-    asyncio, which watch their output for the end of its reader and take incoming data for that.
+    Its input and output are two pipes, as with OpenSSH. A single socket for both misleads proxies
+    built on asyncio, which watch their output for the end of its reader and mistake incoming data
+    for that.
 
     Args:
         endpoint: has a `proxy_command`.
@@ -128,7 +129,7 @@ class ProxyCommand:
             os.close(child_output)
 
     def with_output(self, failure: HostError) -> HostError:
-        """Return the failure, or the command's exit code and output when it has ended."""
+        """Return the failure, or the command's exit code and output if it has ended."""
         try:
             code = self._child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -142,7 +143,7 @@ class ProxyCommand:
         )
 
     def close(self) -> None:
-        """Kill the command; twice is safe."""
+        """Kill the command. Safe to call twice."""
         self.stream.close()
         try:
             self._child.wait(timeout=1.0)

@@ -1,8 +1,12 @@
-"""A channel whose bytes a scheduler carries in clear, with TLS inside: shells on the node run within the session (`wire.sealed`).
+"""A channel that a scheduler transports unencrypted, with TLS inside: the node's shells run within
+the session.
 
 ::
 
-    Process ── SealedChannel ══ TLS, carried by srun or a Ray actor ══ program on the node ── pipes ── /bin/sh
+    Process ── SealedChannel ══ TLS, over srun or a Ray actor ══ program on the node ── pipes ──
+    /bin/sh
+
+`wire.sealed` has the session's protocol.
 """
 
 from __future__ import annotations
@@ -31,47 +35,53 @@ logger = logging.getLogger(__name__)
 PIECE = 1 << 16
 JOIN_TIMEOUT = 5.0
 COMPLAINT_TIMEOUT = 1.0
-"""Seconds for which the scheduler's own complaints are waited for, when a session ends early."""
+"""Seconds to wait for the scheduler's own error messages when a session ends early."""
 INTERPRETERS = ("/usr/bin/python3", "python3", "/usr/libexec/platform-python")
-"""Where a node's Python may be. The system's lies on its own disk, so that it starts faster than one of a module or a home folder;
-the notebook's own and that of a site's prologue come last."""
+"""Candidates for a node's Python.
+
+The system's is on the node's own disk, so it starts faster than one of a module or a home folder.
+The notebook's own Python and that of a site's prologue come last.
+"""
 NO_PYTHON = "skymagic: no Python with TLS 1.3"
 NO_PYTHON_REASON = (
     "no Python 3.6 or newer with TLS 1.3 is there, which encrypts what goes through the scheduler",
-    "install one, or load one in what this cluster's jobs begin with (docs/how-to/slurm.md), as in: module load python",
+    "install one, or load one in what this cluster's jobs begin with (docs/how-to/slurm.md), "
+    "as in: module load python",
 )
 
 
 class UntrustedHost(HostError):
-    """A node could not prove that it belongs to the pool. Trying again does not help."""
+    """A node could not prove that it belongs to the pool. Retrying does not help."""
 
 
 class Trust(Protocol):
     """Decides which node may have an encrypted session; called on any thread."""
 
     def check(self, node: str, claim: Mapping[str, str], seen: str) -> dict[str, str]:
-        """Check a node's claim and return the message by which the notebook answers.
+        """Check a node's claim and return the notebook's answer.
 
         Args:
-            claim: the message of kind `sealed.CLAIM`. seen: the session's fingerprint.
+            claim: the message of kind `sealed.CLAIM`.
+            seen: the session's fingerprint.
 
         Raises:
             UntrustedHost: the node is not known.
         """
 
     def accepted(self, node: str) -> None:
-        """The node has kept the key that it was sent."""
+        """Record that the node has stored the key sent to it."""
 
 
 class SealedChannel(SocketChannel):
     """A shell on a node in an encrypted session.
 
     Args:
-        channel: carries the session; this one owns it.
+        channel: carries the session; owned by this channel.
         node: the node's name.
         job: the pool's job id.
-        trust: decides whether the node is the pool's.
-        pem: certificate and key of the notebook, where the node knows their fingerprint already; new ones unless given.
+        trust: decides whether the node belongs to the pool.
+        pem: certificate and key of the notebook, if the node already knows their fingerprint; new
+            ones by default.
     """
 
     def __init__(self, channel: Channel, node: str, job: str, trust: Trust, pem: str = "") -> None:
@@ -80,7 +90,7 @@ class SealedChannel(SocketChannel):
         self._pem, self._pinned = pem or tls.certificate(), bool(pem)
         self._timeout: float | None = None
         self._ready = threading.Event()
-        """Set once the node has kept the key."""
+        """Set once the node has stored the key."""
         self._threads: list[threading.Thread] = []
 
     def settimeout(self, timeout: float | None) -> None:
@@ -92,7 +102,7 @@ class SealedChannel(SocketChannel):
         """Start the program on the node, authenticate both ends, and have it run this command line.
 
         Raises:
-            HostError: the node has no Python that can do so, or cannot prove that it belongs to the pool.
+            HostError: the node has no suitable Python, or cannot prove that it belongs to the pool.
             OSError: the session ended before that.
         """
         self._channel.settimeout(self._timeout)
@@ -109,19 +119,19 @@ class SealedChannel(SocketChannel):
         self._start(lambda: self._copy_input(stream))
 
     def introduce(self, timeout: float) -> None:
-        """Open a session in which nothing runs: the node gets the key, and the channel is closed.
+        """Open a session without a command: the node gets the key, and the channel is closed.
 
         Raises:
-            HostError: the node has not kept it within so many seconds.
+            HostError: the node has not stored the key within `timeout` seconds.
         """
         self.settimeout(timeout)
         try:
             self.exec_command("")
             self.status_event.wait(timeout)
             if not self._ready.is_set():
-                said = self.recv_stderr(PIECE) or self.recv(PIECE)
+                output = self.recv_stderr(PIECE) or self.recv(PIECE)
                 raise HostError(
-                    self._node, f"it got no channel key: {said.decode(errors='replace')}"
+                    self._node, f"it got no channel key: {output.decode(errors='replace')}"
                 )
         except TimeoutError:
             raise HostError(self._node, f"it got no channel key within {timeout:.0f} s") from None
@@ -129,7 +139,9 @@ class SealedChannel(SocketChannel):
             self.close()
 
     def _open_session(self) -> SealedStream | None:
-        """Return the session, once the node is trusted; None where the shell has ended before, which `Process` explains."""
+        """Return the session once the node is trusted; None if the shell ended before, which
+        `Process` explains.
+        """
         noise = b""
         while (end := noise.find(sealed.MARK)) < 0:
             piece = self._channel.recv(PIECE)
@@ -166,13 +178,14 @@ class SealedChannel(SocketChannel):
     def _send(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            sent = self._channel.send(view)  # type: ignore[arg-type]  # as paramiko's takes it too
+            # paramiko's channels accept a memoryview as well
+            sent = self._channel.send(view)  # type: ignore[arg-type]
             if not sent:
                 raise BrokenPipeError("the channel is closed")
             view = view[sent:]
 
     def _copy_output(self, stream: SealedStream) -> None:
-        """Pass on what comes, until the shell has ended or the channel is lost."""
+        """Forward output until the shell has ended or the channel is lost."""
         with contextlib.suppress(OSError, ValueError):
             while (frame := stream.get()) is not None:
                 kind, data = frame
@@ -180,7 +193,7 @@ class SealedChannel(SocketChannel):
                     self._theirs.sendall(data)
                 elif kind == sealed.ERRORS:
                     self._their_errors.sendall(data)
-                elif kind == sealed.INPUT:  # nobody reads the shell's input any more
+                elif kind == sealed.INPUT:  # the shell no longer reads its input
                     self._theirs.shutdown(socket.SHUT_RD)
                 elif kind == sealed.READY:
                     self._on_ready(data)
@@ -206,22 +219,22 @@ class SealedChannel(SocketChannel):
                 stream.put(sealed.INPUT)
 
     def _copy_errors(self) -> None:
-        """Pass on what does not come from the shell: the scheduler's complaints, the program's own."""
+        """Forward errors from outside the shell: the scheduler's, and the program's own."""
         with contextlib.suppress(OSError):
             while True:
                 try:
                     data = self._channel.recv_stderr(PIECE)
-                except TimeoutError:  # the handshake's timeout is not for this
+                except TimeoutError:  # the handshake's timeout does not apply here
                     continue
                 if not data:
                     return
                 self._their_errors.sendall(data)
 
     def _ended(self) -> None:
-        """Bring whoever reads or writes to the end."""
+        """End all reads and writes on the streams, and set the status event."""
         with contextlib.suppress(OSError):
             self._theirs.shutdown(socket.SHUT_RDWR)
-        if self._status < 0:  # the scheduler says why
+        if self._status < 0:  # wait for the scheduler's reason
             self._threads[0].join(COMPLAINT_TIMEOUT)
         with contextlib.suppress(OSError):
             self._their_errors.shutdown(socket.SHUT_RDWR)
@@ -249,9 +262,10 @@ def _program() -> str:
 
 
 def bootstrap(job: str, pinned: str = "") -> str:
-    """Return the command line of sh that starts the program on a node; pure.
+    """Return the sh command line that starts the program on a node; pure.
 
-    It goes through a login shell of any kind too: it has no newlines, exclamation marks and single quotes.
+    It also passes through any kind of login shell: it has no newlines, exclamation marks or single
+    quotes.
     """
     own = [sys.executable] if re.fullmatch(r"[\w./+-]+", sys.executable) else []
     interpreters = " ".join([*INTERPRETERS, *own])
@@ -260,9 +274,10 @@ def bootstrap(job: str, pinned: str = "") -> str:
         "import zlib,base64;exec(zlib.decompress(base64.b64decode(sys.argv[1])))"
     )
     return (
-        # what another user may have put at the holder's place is not run
+        # Never run a file that another user may have put in the holder's place.
         'loaded=$(for folder in "$SKYMAGIC_HOLDER" "$SKYMAGIC_HOLDER"+*; do '
-        '[ -L "$folder" ] || { [ -O "$folder" ] && cat "$folder/python"; }; done 2>/dev/null | head -n 1); '
+        '[ -L "$folder" ] || { [ -O "$folder" ] && cat "$folder/python"; }; '
+        "done 2>/dev/null | head -n 1); "
         f'for python in "$SKYMAGIC_PYTHON" {interpreters} "$loaded"; do '
         'command -v "$python" >/dev/null 2>&1 || continue; '
         f'"$python" -I -S -c "{load}" {_program()} {job} {pinned}; status=$?; '
@@ -274,8 +289,8 @@ def _context(pem: str) -> ssl.SSLContext:
     """Return the notebook's TLS settings."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # no session is resumed
-    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; the module reads files alone
+    context.num_tickets = 0  # sessions are not resumed
+    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; `ssl` reads keys from files only
         file.write(pem)
         file.flush()
         context.load_cert_chain(file.name)

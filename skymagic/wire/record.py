@@ -152,7 +152,7 @@ def read(line: str) -> AgentRecord | None:
     """
     try:
         kind, values = json.loads(line)
-        field_names = {field_.name for field_ in fields(AgentRecord)}
+        field_names = {attribute.name for attribute in fields(AgentRecord)}
         texts = {
             k: sanitized_line(v) if isinstance(v, str) else v
             for k, v in values.items()
