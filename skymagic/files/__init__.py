@@ -1,9 +1,11 @@
-"""Copying files between the notebook and the nodes: put, get, and one-way folder sync; only what differs travels.
+"""Copying files between the notebook and the nodes: put, get, and one-way folder sync.
 
-changes      what a copy changes: counts, progress, results and errors in words
-clients      one client per node; all nodes at once
-copy         put, get and sync: where a source goes, and what one node sends
+Only differences are transferred.
+
+changes      changes made by a copy: counts, progress, results and errors in words
+clients      one client per node; all nodes concurrently
+copy         put, get and sync: the destination of a source, and downloads from one node
 ignore       which files .gitignore leaves out
-upload       what all nodes get; over the data plane where several lack the same
+upload       uploads to all nodes; over the data plane if several lack the same files
 transfer/    file entries, comparison, sending and receiving, for both ends
 """

@@ -1,4 +1,4 @@
-"""What a copy changes: which files travel, how far they are, and results and errors in words."""
+"""Changes made by a copy: the files to transfer, progress, and results and errors in words."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from skymagic.wire import files as wire
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_SENTENCES = 20
-"""Most sentences of an error, and notes, that are shown."""
+"""Most sentences of an error, and most notes, that are shown."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What changed through one node.
+    """Result of a copy to or from one node.
 
     Attributes:
-        node, hostname: which.
-        files, nbytes: files that travelled, and the bytes that did: of a large one those that were not there.
+        node, hostname: the node.
+        files: number of files transferred.
+        nbytes: bytes transferred; of a large file only the missing pieces count.
         unchanged: files that were there already.
-        removed: files of an earlier time that went.
-        notes: what stayed behind, and why.
+        removed: files of an earlier copy that were removed.
+        notes: what was skipped, and why.
     """
 
     node: int
@@ -40,44 +41,44 @@ class Copied:
 
 
 def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
-    """What was done, in a line, and in further lines what stayed behind."""
-    counts = [(one.files, one.nbytes, one.unchanged, one.removed) for one in copied]
-    moved = sum(one.nbytes for one in copied)
+    """Summarize a copy in a line, with further lines for what was skipped."""
+    counts = [(result.files, result.nbytes, result.unchanged, result.removed) for result in copied]
+    moved = sum(result.nbytes for result in copied)
     alike = len(set(counts)) == 1
-    totals = counts[0] if alike else tuple(sum(each) for each in zip(*counts, strict=True))
+    totals = counts[0] if alike else tuple(sum(column) for column in zip(*counts, strict=True))
     files, nbytes, unchanged, removed = totals
-    where = (
+    location = (
         copied[0].hostname
         if len(copied) == 1
         else count(len(copied), "node") + (" each" if alike else "")
     )
-    done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
+    done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {location}"
     if files:
         speed = f", {size(moved / seconds)}/s" if seconds >= 0.5 else ""
         done += f" in {seconds:.1f} s{speed}"
-    there = [f"{count(unchanged, 'file')} there already"] if unchanged else []
-    gone = [f"{count(removed, 'file')} removed"] if removed else []
-    notes = dict.fromkeys(sanitized_line(note) for one in copied for note in one.notes)
-    return "\n".join(["; ".join([done, *there, *gone]), *_abridged(list(notes))])
+    already = [f"{count(unchanged, 'file')} there already"] if unchanged else []
+    removals = [f"{count(removed, 'file')} removed"] if removed else []
+    notes = dict.fromkeys(sanitized_line(note) for result in copied for note in result.notes)
+    return "\n".join(["; ".join([done, *already, *removals]), *_abridged(list(notes))])
 
 
 def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
-    """One error for all that went wrong.
+    """Return a single error for all problems.
 
     Args:
-        title: what became of the whole.
-        problems: (where, sentence); the same sentence is told once.
-        nodes: how many take part.
+        title: outcome of the whole copy.
+        problems: (node, sentence) pairs; a repeated sentence is shown once.
+        nodes: number of nodes that take part.
     """
-    places: dict[str, list[str]] = {}
-    for where, sentence in problems:
-        places.setdefault(sanitized_line(sentence), []).append(where)
+    names_of: dict[str, list[str]] = {}
+    for name, sentence in problems:
+        names_of.setdefault(sanitized_line(sentence), []).append(name)
     lines = []
-    for sentence, at in places.items():
+    for sentence, names in names_of.items():
         label = (
             "every node"
-            if nodes > 1 and len(at) == nodes
-            else ", ".join(dict.fromkeys(filter(None, at)))
+            if nodes > 1 and len(names) == nodes
+            else ", ".join(dict.fromkeys(filter(None, names)))
         )
         lines.append(f"{label}: {sentence}" if label else sentence)
     return FilesError(
@@ -90,11 +91,11 @@ def _abridged(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in [*lines[:MAX_SENTENCES], *more]]
 
 
-# -- which files travel, and how far they are ------------------------------------------------------
+# -- files to transfer, and progress ---------------------------------------------------------------
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the path of a file under way, the bytes moved so far, and all bytes to move."""
+"""Called with the path of the current file, the bytes moved so far, and the total bytes to move."""
 
 PARTLY_COPIED = "not all was copied"
 
@@ -108,7 +109,7 @@ class ByteCounter:
         self._name, self._done, self.total = "", 0, 0
 
     def add(self, name: str, count: int) -> None:
-        """Count bytes of this file that have travelled."""
+        """Count transferred bytes of this file."""
         with self._lock:
             self._name, self._done = name, self._done + count
 
@@ -119,26 +120,28 @@ class ByteCounter:
 
 
 def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Write:
-    """What one side is to get: files of the same size travel when their digests differ.
+    """Return the files to write. Files of the same size are transferred if their digests differ.
 
     Args:
-        difference: what the receiver has found.
-        known: by number, the sender's digests of the files to ask for.
+        difference: the receiver's comparison.
+        known: the sender's digests of the files in `difference.ask`, by number.
     """
-    there = dict(difference.there)
-    same = [number for number in difference.ask if equal(known[number], there[number])]
+    present = dict(difference.there)
+    same = [number for number in difference.ask if equal(known[number], present[number])]
     return wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
 
 
 def large_pieces(
     entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]
 ) -> dict[int, str]:
-    """By number, the pieces that are there of large files that travel; of small ones all is sent."""
-    wanted = set(want)
+    """Return the pieces already present of large files to transfer, by number; small files are sent
+    whole.
+    """
+    wanted_numbers = set(want)
     return {
         number: text
         for number, text in there
-        if number in wanted and text and entries[number].size >= LARGE
+        if number in wanted_numbers and text and entries[number].size >= LARGE
     }
 
 

@@ -1,4 +1,7 @@
-"""Clients of the nodes' transfer servers: request and reply, upload, download; all nodes concurrently, with cancellation."""
+"""Clients of the nodes' transfer servers: requests, uploads and downloads, with cancellation.
+
+All nodes are served concurrently.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,24 @@ NOTHING_COPIED = "nothing was copied"
 
 
 class CopyCancelled(Exception):
-    """The user interrupted."""
+    """The user interrupted the copy."""
 
 
 class NodeFailed(Exception):
-    """What one node cannot do; the arguments are sentences."""
+    """A failure on one node; the arguments are sentences."""
 
 
 class FileClient:
-    """A client of one node's transfer server; `stop` is set when the user interrupts."""
+    """Client of one node's transfer server; `stop` is set when the user interrupts."""
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
         self.node, self._transport, self._stop = node, transport, stop
         self._messages = wire.messages(transport.read)
         self._writing = threading.Lock()
-        self.replied = False  # whether what was sent is answered, or nothing more will come
+        self.replied = False  # True once an upload was answered, or no answer can come
 
     def request(self, request: wire.FileMessage, reply: type[T]) -> T:
-        """Send a request, or an `Include` of it, and wait for its reply, of this type."""
+        """Send a request, or an `Include` that holds it, and wait for its reply, of this type."""
         self._write(wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
@@ -62,7 +65,7 @@ class FileClient:
         """Send files, as encoded messages, until all are sent or the node reports a full disk.
 
         Args:
-            on_included: called when the node has taken all that a file of an `Include` held.
+            on_included: called when the node has read a whole file of an `Include`.
         """
         reply: Future[wire.WriteReply] = Future()
         full = threading.Event()
@@ -71,7 +74,8 @@ class FileClient:
         )
         self._write(wire.encode(request))
         waiter.start()
-        # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
+        # Race: if the server ends meanwhile, the pipe breaks here, and the waiting thread gets the
+        # reason.
         with contextlib.suppress(OSError):
             for data in frames:
                 self.check()
@@ -101,7 +105,11 @@ class FileClient:
     def receive(
         self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]
     ) -> None:
-        """Have the node send files; `take` gets each message with its payload and returns whether to continue."""
+        """Have the node send files.
+
+        Args:
+            take: called with each message and its payload; returns whether to continue.
+        """
         self._write(wire.encode(request))
         more = True
         for message, payload in self._messages:
@@ -114,17 +122,20 @@ class FileClient:
         self.check()
 
     def cancel(self) -> None:
-        """Send `Cancel`, after what is being written: of what was being sent nothing more is, and the node keeps nothing of it."""
+        """Send `Cancel` after the current write.
+
+        The rest of the upload is not sent, and the node keeps no partial file.
+        """
         with self._writing, contextlib.suppress(OSError):
             self._transport.write(wire.encode(wire.Cancel()))
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has interrupted."""
+        """True once the user has interrupted."""
         return self._stop.is_set()
 
     def check(self) -> None:
-        """Raise `Cancelled` after an interrupt."""
+        """Raise `CopyCancelled` after an interrupt."""
         if self.interrupted:
             raise CopyCancelled
 
@@ -134,16 +145,19 @@ class FileClient:
             self._transport.write(data)
 
     def complaint(self) -> str:
-        """The last line of the server's standard error."""
+        """Return the last line of the server's standard error."""
         return (self._transport.complaint().splitlines() or [""])[-1]
 
     def close(self) -> None:
-        """End it; twice is safe."""
+        """Close the connection. Safe to call twice."""
         self._transport.close()
 
 
 class FileClients:
-    """Clients of several nodes, as a context manager; `watch` is called about five times a second while they work."""
+    """Context manager for the clients of several nodes.
+
+    `watch` is called about five times a second while they work.
+    """
 
     def __init__(
         self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]
@@ -157,7 +171,7 @@ class FileClients:
         def opened(node: Node) -> None:
             client = FileClient(node, self._start(node), self._stop)
             self._clients.append(client)
-            # race: opened after the interrupt, when __exit__ has closed the others
+            # Race: opened after the interrupt, when __exit__ had already closed the others.
             if self._stop.is_set():
                 client.close()
 
@@ -171,14 +185,15 @@ class FileClients:
 
     def __exit__(self, *exc: object) -> None:
         run_all([client.close for client in self._clients])
-        # what an interrupt did not end has no connection any more, and removes what is half
+        # Jobs that the interrupt did not end have lost their connection, and now remove partial
+        # files.
         wait(self._jobs, STOP_TIMEOUT)
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
-        """Run a job with every client concurrently; its results in the order of the nodes.
+        """Run a job with every client concurrently, and return the results in node order.
 
         Raises:
-            FilesError: what went wrong, of all nodes, after all have ended; `title` says what became of the whole.
+            FilesError: problems of all nodes, after all have ended; `title` describes the outcome.
         """
         return self._run_all(
             [(client.node, partial(job, client)) for client in self._clients], title
@@ -191,23 +206,24 @@ class FileClients:
             while pending:
                 pending = bool(wait(futures, POLL_INTERVAL).not_done)
                 self._watch()
-        # an interrupt
+        # An interrupt.
         except BaseException:
             self._stop.set()
             end = time.monotonic() + STOP_TIMEOUT
-            # A connection that ends without it looks lost, and the node would keep half a file for the next time. What is being
-            # written goes first, and takes as long as the node does to take it.
+            # A connection that ends without Cancel looks lost, and the node would keep half a file
+            # for the next copy. The current write goes first, and takes as long as the node needs
+            # to receive it.
             run_all([client.cancel for client in self._clients], timeout=STOP_TIMEOUT)
             wait(self._jobs, max(0.0, end - time.monotonic()))
             raise
-        said = [
+        problems = [
             (str(node), sentence)
             for (node, _), future in zip(jobs, futures, strict=True)
             if (problem := future.exception()) is not None
             for sentence in self._sentences(node, problem)
         ]
-        if said:
-            raise files_error(title, said, len(self.nodes))
+        if problems:
+            raise files_error(title, problems, len(self.nodes))
         return [future.result() for future in futures]
 
     def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
@@ -218,7 +234,8 @@ class FileClients:
         if not isinstance(problem, OSError | EOFError | ValueError | LookupError | TypeError):
             raise problem
         client = next((client for client in self._clients if client.node is node), None)
-        said = (client.complaint() if client is not None else "") or str(problem)
+        complaint = (client.complaint() if client is not None else "") or str(problem)
         return [
-            f"the connection was lost ({said}); files that arrived are complete: run it again to resume"
+            f"the connection was lost ({complaint}); files that arrived are complete: "
+            "run it again to resume"
         ]

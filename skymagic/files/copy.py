@@ -1,4 +1,4 @@
-"""Put, get and sync: all nodes are compared first, then only what differs travels."""
+"""Put, get and sync: all nodes are compared first, then only differences are transferred."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ from skymagic.wire.codec import Transport
 
 @dataclass(frozen=True)
 class Destination:
-    """The name that the source takes at its place; None when it goes into the folder that is there."""
+    """Name of the source at its destination; None if it goes into the existing folder."""
 
     name: str | None = None
 
     def base(self, place: str) -> str:
-        """The folder that it goes into, for a place in full."""
+        """Return the folder to copy into; `place` is the absolute path of the destination."""
         return place if self.name is None else str(PurePath(place).parent)
 
 
 def destination(found: Listing, target: str, kinds: Collection[str]) -> Destination:
-    """The destination, by the rules of cp and rsync.
+    """Determine the destination by the rules of cp and rsync.
 
-    A folder's contents, and several files, go into `target`; and so does what is put where a folder is, or to a path that ends in
-    ``/``. Anything else takes the name. A folder that is put to a folder of its own name is brought up to date, not put inside.
+    The contents of a folder, and several files, go into `target`; so does any source if `target` is
+    a folder or ends in ``/``. Otherwise the source takes the name. A folder put to an existing
+    folder of the same name updates it instead of going inside.
 
     Args:
         target: as the user wrote it.
-        kinds: what is there now, on each machine.
+        kinds: what exists there now, on each machine.
     """
     last = target.replace(os.sep, "/").rpartition("/")[2]
     if found.contents or len(found.tops) != 1 or last in ("", ".", "..", "~"):
@@ -70,7 +71,10 @@ def destination(found: Listing, target: str, kinds: Collection[str]) -> Destinat
 
 
 def unrequested(found: Listing, source: str) -> list[str]:
-    """Names in a node's listing that `source` does not mean: a node must not choose what it writes here."""
+    """Return refusals of names in a node's listing that `source` does not match.
+
+    A node must not choose which files it writes here.
+    """
     last = source.rstrip("/").rpartition("/")[2]
     wrong = {entry.path.split("/")[0] for entry in found.entries} if not found.contents else set()
     if last in ("", ".", "..", "~"):
@@ -93,14 +97,14 @@ def unrequested(found: Listing, source: str) -> list[str]:
     ]
 
 
-# -- what one node sends ---------------------------------------------------------------------------
+# -- downloads from one node -----------------------------------------------------------------------
 
 
 class NodeDownload:
-    """A download from one node: listed and compared when it is made.
+    """A download from one node, listed and compared by the constructor.
 
     Raises:
-        NodeFailed: why it cannot be downloaded.
+        NodeFailed: the reasons why it cannot be downloaded.
     """
 
     def __init__(
@@ -126,19 +130,19 @@ class NodeDownload:
         )
         if difference.problems:
             raise NodeFailed(*difference.problems)
-        asked = difference.ask
-        theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
-        self._changes = changes(difference, dict(zip(asked, theirs, strict=True)))
+        unclear = difference.ask
+        hashes = client.request(wire.Hash(unclear), wire.HashReply).hashes if unclear else []
+        self._changes = changes(difference, dict(zip(unclear, hashes, strict=True)))
         want = self._changes.want
         self.nbytes = sum(self._entries[number].size for number in want)
-        there = large_pieces(self._entries, want, difference.there)
-        self._pieces = [there.get(number, "") for number in want]
+        pieces = large_pieces(self._entries, want, difference.there)
+        self._pieces = [pieces.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:
         """Download the files.
 
         Raises:
-            NodeFailed: what could not be written.
+            NodeFailed: the files that could not be written.
         """
         receiver = self._receiver
         path = ""
@@ -176,7 +180,7 @@ class Files:
     Args:
         nodes: the machines, the head first.
         start: starts ``skymagic.kernels.files`` on a node.
-        plane: carries to several nodes at once what they lack; None where there is none.
+        plane: carries files that several nodes lack to all of them at once; None if unavailable.
     """
 
     def __init__(
@@ -190,10 +194,10 @@ class Files:
         self._plane = plane
 
     def _selected(self, nodes: Collection[int] | None) -> list[Node]:
-        known = {node.index for node in self._nodes}
-        if wrong := sorted(set(nodes or ()) - known):
+        available = {node.index for node in self._nodes}
+        if wrong := sorted(set(nodes or ()) - available):
             raise RequestError(
-                f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(known)))}"
+                f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(available)))}"
             )
         return [node for node in self._nodes if nodes is None or node.index in nodes]
 
@@ -206,16 +210,17 @@ class Files:
         *,
         follow: bool = False,
     ) -> tuple[Copied, ...]:
-        """Copy a file or a folder to nodes; only what differs travels.
+        """Copy a file or a folder to nodes; only differences are transferred.
 
         Args:
-            src: here; with a ``/`` at its end, a folder's contents.
-            dst: there, relative to the folder in which ranks run.
+            src: local path; with a trailing ``/``, a folder's contents.
+            dst: remote path, relative to the folder in which ranks run.
             nodes: their numbers; None for all.
-            follow: copy what links lead to outside of `src`; they stay behind otherwise.
+            follow: also copy targets of links that lead out of `src`; otherwise these links are
+                skipped.
 
         Raises:
-            FilesError: what cannot be copied, for all nodes at once.
+            FilesError: everything that cannot be copied, for all nodes at once.
         """
         return self._upload(listing(os.fspath(src), follow=follow), dst, nodes, progress)
 
@@ -228,17 +233,18 @@ class Files:
         nodes: Collection[int] | None = None,
         progress: Progress = lambda name, done, total: None,
     ) -> tuple[Copied, ...]:
-        """Bring a folder's contents to nodes, without what .gitignore leaves out.
+        """Sync a folder's contents to nodes, without files ignored by .gitignore.
 
-        What an earlier sync brought and is no longer here goes there too, unless it was changed there.
+        Files from an earlier sync that no longer exist here are removed there too, unless they were
+        changed there.
 
         Args:
-            dst: a folder there; made when it is not there.
+            dst: a remote folder, created if it does not exist.
             excludes: patterns as in .gitignore.
-            includes: files and folders that travel besides.
+            includes: additional files and folders.
 
         Raises:
-            FilesError: what cannot be copied, for all nodes at once.
+            FilesError: everything that cannot be copied, for all nodes at once.
         """
         return self._upload(
             unignored(folder, excludes, includes), dst, nodes, progress, mirror=True
@@ -257,10 +263,10 @@ class Files:
             raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
         counter = ByteCounter(progress)
         with FileClients(self._selected(nodes), self._start, counter.show) as clients:
-            there = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
-            where = destination(found, dst, [reply.kind for reply in there.values()])
-            bases = {node: where.base(reply.path) for node, reply in there.items()}
-            entries = renamed(found.entries, where.name)
+            replies = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
+            goal = destination(found, dst, [reply.kind for reply in replies.values()])
+            bases = {node: goal.base(reply.path) for node, reply in replies.items()}
+            entries = renamed(found.entries, goal.name)
             return Upload(clients, found, entries, counter, self._plane).run(bases, mirror=mirror)
 
     def get(
@@ -272,32 +278,34 @@ class Files:
         *,
         follow: bool = False,
     ) -> tuple[Copied, ...]:
-        """Copy a file or a folder from nodes; only what differs travels.
+        """Copy a file or a folder from nodes; only differences are transferred.
 
         Args:
-            src: there; with a ``/`` at its end, a folder's contents.
-            dst: here. From several nodes, what each has lands in a folder ``node0``, ``node1``, … there.
+            src: remote path; with a trailing ``/``, a folder's contents.
+            dst: local path. From several nodes, each node's files go into a folder ``node0``,
+                ``node1``, … inside it.
             nodes: their numbers; None for all.
-            follow: copy what links lead to outside of `src`; they stay behind otherwise.
+            follow: also copy targets of links that lead out of `src`; otherwise these links are
+                skipped.
 
         Raises:
-            FilesError: what cannot be copied, for all nodes at once.
+            FilesError: everything that cannot be copied, for all nodes at once.
         """
-        chosen, target = self._selected(nodes), os.fspath(dst)
+        selected, target = self._selected(nodes), os.fspath(dst)
         try:
             full = Path(absolute(target))
         except LookupError as problem:
             raise files_error(NOTHING_COPIED, [("", str(problem))], 1) from None
 
         def place(node: Node, found: Listing) -> tuple[str, str | None]:
-            """(the folder that a node's files go into, the name that they take there or None)."""
-            if len(chosen) > 1:
+            """Return the folder for a node's files, and their new name there or None."""
+            if len(selected) > 1:
                 return str(_own_folder(full, node)), None
-            where = destination(found, target, [FOLDER] if full.is_dir() else [])
-            return where.base(str(full)), where.name
+            goal = destination(found, target, [FOLDER] if full.is_dir() else [])
+            return goal.base(str(full)), goal.name
 
         counter = ByteCounter(progress)
-        with FileClients(chosen, self._start, counter.show) as clients:
+        with FileClients(selected, self._start, counter.show) as clients:
             downloads = clients.each(lambda client: NodeDownload(client, src, place, follow))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
@@ -309,15 +317,18 @@ class Files:
 
 
 def _own_folder(folder: Path, node: Node) -> Path:
-    """Where a node's files go when there are several. The name is ours, so a link was left there by what was copied before."""
+    """Return the folder for one of several nodes.
+
+    skymagic chose its name, so a link there was left by earlier copied files, and is refused.
+    """
     if (own := folder / f"node{node.index}").is_symlink():
         raise NodeFailed(str(LinkInTheWay(str(own))))
     return own
 
 
 def _stat(client: FileClient, path: str) -> wire.StatReply:
-    """A path on a node in full, and what is there."""
-    found = client.request(wire.Stat(path), wire.StatReply)
-    if found.problem:
-        raise NodeFailed(found.problem)
-    return found
+    """Return a node's absolute form of a path, and the kind of file there."""
+    reply = client.request(wire.Stat(path), wire.StatReply)
+    if reply.problem:
+        raise NodeFailed(reply.problem)
+    return reply

@@ -1,7 +1,10 @@
-"""Which files of a folder a sync leaves out: by .gitignore at every level, .git itself, and the image's excludes.
+"""Files that a sync leaves out: by .gitignore at every level, .git itself, and the image's
+excludes.
 
-Patterns match as git matches them: gitignore(5), and wildmatch.c and dir.c of git where the manual is short. pathspec cannot take the
-place of `Patterns`: its version 1.1.1 reads ``[[:upper:]]*`` and ``a**/a`` otherwise than git."""
+Patterns match as git matches them: gitignore(5), and wildmatch.c and dir.c of git for details that
+the manual omits. pathspec cannot replace `Patterns`: its version 1.1.1 interprets ``[[:upper:]]*``
+and ``a**/a`` differently from git.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ from skymagic.files.transfer.listing import Listing, Walk, absolute
 
 NAME = ".gitignore"
 DEFAULT_PATTERNS = ("__pycache__/", ".ipynb_checkpoints/")
-"""Ignored unless a .gitignore says otherwise."""
+"""Ignored unless a .gitignore decides otherwise."""
 _REMEDY = "sky.Image(includes=[…]) with its path copies it"
 
 
 class Ignore:
-    """Decides for paths below a folder, as git does: the nearest .gitignore first, in it the last line that matches.
+    """Decide which paths below a folder are ignored, as git does.
 
-    Those above the folder count too, up to the one where .git is; that they leave out the folder itself does not, for it was
-    asked for.
+    The nearest .gitignore comes first, and in it the last matching line. Files above the folder
+    count too, up to the folder with .git. If they ignore the folder itself, that does not count,
+    because the user named it.
 
     Args:
-        folder: it.
-        excludes: the image's patterns, as in .gitignore; they come first, and ``!pattern`` brings back what a .gitignore leaves out.
+        folder: the folder.
+        excludes: the image's patterns, as in .gitignore. They come first, and ``!pattern`` restores
+            what a .gitignore ignores.
     """
 
     def __init__(self, folder: Path, excludes: Patterns) -> None:
@@ -36,22 +41,27 @@ class Ignore:
         self._above = list(_above(folder))
 
     def __call__(self, path: str, folder: bool) -> bool:
-        """Whether it is ignored; called for a folder before its contents."""
+        """Return True if a path is ignored; called for a folder before its contents."""
         if path.rpartition("/")[2] == ".git":
             return True
-        said = self._excludes.decide(path, folder)
+        decision = self._excludes.decide(path, folder)
         parts = path.split("/")
         for depth in range(len(parts) - 1, -1, -1):
-            if said is None and (patterns := self._level("/".join(parts[:depth]))) is not None:
-                said = patterns.decide("/".join(parts[depth:]), folder)
+            if decision is None and (patterns := self._level("/".join(parts[:depth]))) is not None:
+                decision = patterns.decide("/".join(parts[depth:]), folder)
         for prefix, patterns in self._above:
-            said = patterns.decide(f"{prefix}/{path}", folder) if said is None else said
-        return bool(self._usual.decide(path, folder) if said is None else said)
+            decision = patterns.decide(f"{prefix}/{path}", folder) if decision is None else decision
+        return bool(self._usual.decide(path, folder) if decision is None else decision)
 
 
 def _above(folder: Path) -> Iterable[tuple[str, Patterns]]:
-    """(the folder's path below it, patterns) for each .gitignore of its repository above it, the nearest first."""
-    top = next((one for one in [folder, *folder.parents] if (one / ".git").exists()), folder)
+    """Yield (the folder's path below it, patterns) for each .gitignore above the folder in its
+    repository, nearest first.
+    """
+    top = next(
+        (candidate for candidate in [folder, *folder.parents] if (candidate / ".git").exists()),
+        folder,
+    )
     for parent in folder.parents:
         if parent.is_relative_to(top) and (patterns := _read(parent)) is not None:
             yield folder.relative_to(parent).as_posix(), patterns
@@ -66,35 +76,38 @@ def _read(folder: Path) -> Patterns | None:
 
 
 def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str] = ()) -> Listing:
-    """A folder's contents without ignored files, and `includes` besides.
+    """List a folder's contents without ignored files, plus `includes`.
 
     Args:
-        includes: files and folders, relative to `folder`; they travel also where a .gitignore leaves them out. One from elsewhere
-            arrives under its own name.
+        includes: files and folders, relative to `folder`, that are copied even if a .gitignore
+            ignores them. One from elsewhere arrives under its own name.
     """
     folder = Path(absolute(str(folder)))
     if not folder.is_dir():
         return Listing(problems=[f"there is no folder {folder}"])
-    found, patterns = Listing(), Patterns(excludes)
-    Walk(found, skip=Ignore(folder, patterns), remedy=_REMEDY).add_top(str(folder), contents=True)
+    result, patterns = Listing(), Patterns(excludes)
+    Walk(result, skip=Ignore(folder, patterns), remedy=_REMEDY).add_top(str(folder), contents=True)
     for text in includes:
         path = Path(absolute(text, str(folder)))
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
         inner = Walk(
-            found,
+            result,
             skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)),
             remedy=_REMEDY,
         )
         if path != folder:
             inner.add_top(str(path), contents=False, name=name)
-    return _once(found)
+    return _once(result)
 
 
 def _once(found: Listing) -> Listing:
-    """Each path once: the first counts."""
+    """Keep the first entry of each path."""
     first = {entry.path: number for number, entry in reversed(list(enumerate(found.entries)))}
-    kept = sorted(first.values())
-    found.entries, found.places = [found.entries[n] for n in kept], [found.places[n] for n in kept]
+    numbers = sorted(first.values())
+    found.entries, found.places = (
+        [found.entries[n] for n in numbers],
+        [found.places[n] for n in numbers],
+    )
     return found
 
 
@@ -102,9 +115,19 @@ def _once(found: Listing) -> Listing:
 
 
 _CLASSES = {
-    "alnum": r"a-zA-Z0-9", "alpha": r"a-zA-Z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": r"0-9", "lower": r"a-z",
-    "graph": r"\x21-\x7e", "print": r"\x20-\x7e", "punct": r"!-/:-@\[-`{-~", "space": r"\s", "upper": r"A-Z", "xdigit": r"0-9a-fA-F",
-}  # fmt: skip
+    "alnum": r"a-zA-Z0-9",
+    "alpha": r"a-zA-Z",
+    "blank": r" \t",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": r"0-9",
+    "lower": r"a-z",
+    "graph": r"\x21-\x7e",
+    "print": r"\x20-\x7e",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\s",
+    "upper": r"A-Z",
+    "xdigit": r"0-9a-fA-F",
+}
 _NEVER = "(?!)"
 _RANGE = r"(?:-(?:\\.|[^\]\\]))?"
 _TOKEN = re.compile(
@@ -112,26 +135,27 @@ _TOKEN = re.compile(
     (?P<folders> (?:^|(?<=/)) \*\*+ (?:/|\Z) )
     | (?P<stars> \*+ )
     | (?P<letter> \? )
-    | \[ (?P<negated> [!^]?+ ) (?P<members> (?:\]{_RANGE})?+ (?: \[:\w+:\] | (?:\\.|[^\]\\]){_RANGE} )*+ ) \]
+    | \[ (?P<negated> [!^]?+ ) """
+    rf"""(?P<members> (?:\]{_RANGE})?+ (?: \[:\w+:\] | (?:\\.|[^\]\\]){_RANGE} )*+ ) \]
     | (?P<open> \[.* | \\\Z )
     | \\? (?P<plain> . )
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""A class that is never closed, and a backslash at the end, match nothing."""
+"""An unclosed class, and a trailing backslash, match nothing."""
 _MEMBER = re.compile(r"\[:(\w+):\]|(\\.|[^\\])(?:-(\\.|[^\\\]]))?", re.DOTALL)
 """A named class, a letter, or a range."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One line.
+    """A line of a .gitignore.
 
     Attributes:
-        ignore: whether a match is ignored; False for a line with ``!``.
-        folders_only: whether it ends in ``/``.
-        name_only: whether it matches a last name at any depth, not a path.
-        regex: what the name or the path must be.
+        ignore: True if matches are ignored; False for a line with ``!``.
+        folders_only: True if it ends in ``/``.
+        name_only: True if it matches the last name at any depth, rather than a path.
+        regex: matches the name or the path.
     """
 
     ignore: bool
@@ -140,7 +164,9 @@ class Pattern:
     regex: re.Pattern[str]
 
     def matches(self, path: str, folder: bool) -> bool:
-        """Whether it matches this path itself; a folder above it does not count."""
+        """Return True if the line matches this path itself; a matching folder above does not
+        count.
+        """
         if self.folders_only and not folder:
             return False
         return bool(self.regex.fullmatch(path.rpartition("/")[2] if self.name_only else path))
@@ -153,8 +179,12 @@ class Patterns:
         self._last_first = list(_patterns(lines))[::-1]
 
     def decide(self, path: str, folder: bool) -> bool | None:
-        """Whether a path, relative to the file's folder, is ignored; None when no line matches."""
-        return next((one.ignore for one in self._last_first if one.matches(path, folder)), None)
+        """Return True if a path, relative to the file's folder, is ignored; None if no line
+        matches.
+        """
+        return next(
+            (pattern.ignore for pattern in self._last_first if pattern.matches(path, folder)), None
+        )
 
 
 def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
@@ -172,41 +202,44 @@ def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
 
 
 def _without_blanks(line: str) -> str:
-    """The line without the blanks at its end, but for one behind a backslash."""
+    """Return the line without trailing blanks, except one escaped by a backslash."""
     bare = line.rstrip(" ")
     backslashes = len(bare) - len(bare.rstrip("\\"))
     return bare + " " if backslashes % 2 and len(bare) < len(line) else bare
 
 
 def _translated(pattern: str) -> str:
-    """The pattern as a regular expression. What git matches as plain text first, it cuts off: ``a**/b`` is ``a`` and ``**/b``."""
+    """Return the pattern as a regular expression.
+
+    git splits off the leading plain text before it matches, so ``a**/b`` is ``a`` and ``**/b``.
+    """
     plain = re.match(r"[^*?\[\\]*", pattern)
     assert plain is not None
-    found = re.escape(plain[0])
+    regex = re.escape(plain[0])
     for token in _TOKEN.finditer(pattern[plain.end() :]):
         match token.lastgroup:
             case "folders":
-                found += "(?:.*/)?" if token[0].endswith("/") else ".*"
+                regex += "(?:.*/)?" if token[0].endswith("/") else ".*"
             case "stars":
-                found += "[^/]*"
+                regex += "[^/]*"
             case "letter":
-                found += "[^/]"
+                regex += "[^/]"
             case "members":
-                found += _class(token["members"], negated=bool(token["negated"]))
+                regex += _class(token["members"], negated=bool(token["negated"]))
             case "open":
-                found += _NEVER
+                regex += _NEVER
             case _:
-                found += re.escape(token["plain"])
-    return found
+                regex += re.escape(token["plain"])
+    return regex
 
 
 def _class(text: str, *, negated: bool) -> str:
-    """A class of letters."""
+    """Return a character class as a regular expression."""
     members = ""
     for name, low, high in _MEMBER.findall(text):
         if name:
             members += _CLASSES.get(name, "")
-        elif high and low[-1] <= high[-1]:  # the last letter: a backslash may be before it
+        elif high and low[-1] <= high[-1]:  # the last letter, because a backslash may precede it
             members += f"{re.escape(low[-1])}-{re.escape(high[-1])}"
         else:
             members += re.escape(low[-1])

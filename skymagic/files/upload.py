@@ -1,4 +1,7 @@
-"""What all nodes get: compared with each of them first, then what several of them lack once for all of these, over the data plane."""
+"""Uploads to several nodes: files that several nodes lack are sent once, over the data plane.
+
+All nodes are compared first.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
 
 BATCH_BYTES = 64 << 20
-"""Bytes that are brought to all nodes before these take them: two batches at most lie in the nodes' stores."""
+"""Bytes per batch; at most two batches lie in the nodes' stores."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class DataPlane:
 
     Attributes:
         store: all of them.
-        folder: where that of a node is, there.
+        folder: returns the path of a node's store on that node.
     """
 
     store: RemoteStore
@@ -44,19 +47,18 @@ class DataPlane:
         progress: Callable[[int], None] = lambda sent: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> str:
-        """Bring bytes to all nodes, which keep them until `drop`; their key.
+        """Send bytes to all nodes, which keep them until `drop`; return their key.
 
         Args:
-            meanwhile: called when all was sent, and before it has arrived.
+            meanwhile: called when everything was sent, before it has arrived.
 
         Raises:
             NodeFailed: a node has no room.
             PoolError: a node cannot be reached.
         """
         key = digest(pieces)
-        self.store.pin(
-            [key]
-        )  # before it is there: a cell that runs meanwhile removes what nobody needs
+        # before it is there: a cell that runs meanwhile removes everything that is not pinned
+        self.store.pin([key])
         try:
             self.store.put(key, pieces, sum(map(len, pieces)), progress)
             meanwhile()
@@ -67,24 +69,25 @@ class DataPlane:
         return key
 
     def drop(self, keys: Sequence[str]) -> None:
-        """Remove what was brought; what was brought twice stays once more."""
+        """Remove bytes sent by `put`; a key sent twice is kept until it is dropped twice."""
         self.store.unpin(keys)
         self.store.drop(key for key in keys if not self.store.pinned(key))
 
     def places(self, node: Node, key: str) -> list[str]:
-        """Where it may be on a node."""
+        """Return the paths where a value may be on a node."""
         name = self.store.name(key)
         return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
 
     def include(self, node: Node, key: str, *, deflated: bool = False) -> wire.Include:
-        """The message that tells a node to continue with what lies in its store."""
+        """Return the message that makes a node continue with a file in its store."""
         return wire.Include(self.folder(node), self.store.name(key), deflated)
 
 
 class Multicast:
-    """One stream of messages for several nodes: the first client that needs a batch brings it to all of them.
+    """A stream of messages for several nodes.
 
-    Each client's thread iterates over `messages`.
+    Each client's thread iterates over `messages`; the first client that needs a batch sends it to
+    all nodes.
     """
 
     def __init__(
@@ -97,36 +100,38 @@ class Multicast:
         self._plane, self._stream, self._on_sent = plane, stream, on_sent
         self._bringing = threading.Lock()
         self._next: list[bytes] = []
-        self._keys: list[str] = []  # keys of the batches, in their order; "" at the end
+        self._keys: list[str] = []  # keys of the batches, in order; "" at the end
         self._problem: BaseException | None = None
-        self._taken = dict.fromkeys(
-            clients, 0
-        )  # batches that each node has taken; without those that take no more
+        # number of batches that each node has read; nodes that take no more are removed
+        self._taken = dict.fromkeys(clients, 0)
         self._dropped = 0
-        self._changed = threading.Condition()  # held while the last two change
+        self._changed = threading.Condition()  # held while the two attributes above change
 
     def messages(self, client: FileClient) -> Generator[bytes, None, None]:
-        """What a node gets over its own connection: where the batches are. One of them is on its way while it takes another."""
+        """Yield a node's own messages, which point to the batches.
+
+        One batch is sent while the node reads another.
+        """
         for number in itertools.count():
             if not self._wait(client, number - 1) or not (key := self._batch(client, number)):
                 return
             yield wire.encode(self._plane.include(client.node, key))
 
     def included(self, client: FileClient) -> None:
-        """The node has taken one more batch."""
+        """Record that the node has read one more batch."""
         with self._changed:
-            if client in self._taken:  # it may have left, interrupted
+            if client in self._taken:  # an interrupted client may have left
                 self._taken[client] += 1
         self._drop()
 
     def leave(self, client: FileClient) -> None:
-        """The node takes no more; twice is safe."""
+        """Record that the node takes no more batches. Safe to call twice."""
         with self._changed:
             self._taken.pop(client, None)
         self._drop()
 
     def _wait(self, client: FileClient, taken: int) -> bool:
-        """Wait until the node has taken so many; False when it will not."""
+        """Wait until the node has read this many batches; return False if it will not."""
         with self._changed:
             while self._taken[client] < taken and not client.replied:
                 self._changed.wait(POLL_INTERVAL)
@@ -134,7 +139,7 @@ class Multicast:
         return not client.replied
 
     def _batch(self, client: FileClient, number: int) -> str:
-        """The key of a batch; "" behind the last one."""
+        """Return the key of a batch; "" after the last one."""
         with self._bringing:
             if self._problem is not None:
                 raise self._problem
@@ -159,7 +164,7 @@ class Multicast:
             self._on_sent(done - sent)
             sent = done
 
-        # the next one is read while the last bytes of this one are on their way
+        # The next batch is read while the last bytes of this one are in transit.
         key = self._plane.put(self._next, progress, self._read)
         self._on_sent(nbytes - sent)
         return key
@@ -171,26 +176,26 @@ class Multicast:
             nbytes += len(data)
 
     def _drop(self) -> None:
-        """Remove the batches that all have taken."""
+        """Remove the batches that all nodes have read."""
         with self._changed:
             end = min(self._taken.values(), default=len(self._keys))
-            gone = [key for key in self._keys[self._dropped : end] if key]
+            read_by_all = [key for key in self._keys[self._dropped : end] if key]
             self._dropped = max(end, self._dropped)
             self._changed.notify_all()
-        self._plane.drop(gone)
+        self._plane.drop(read_by_all)
 
 
-# -- what all nodes get ----------------------------------------------------------------------------
+# -- uploads to all nodes --------------------------------------------------------------------------
 
 
 MANY_FILES = 1000
-"""Entries from which all nodes are asked at once what they lack."""
+"""Number of entries above which all nodes are compared at once."""
 WORTHWHILE_BYTES = 4 << 20
-"""Bytes from which the data plane's own round trips are worth it."""
+"""Bytes above which the data plane's round trips pay off."""
 
 
 class Upload:
-    """Brings entries to all nodes."""
+    """An upload of entries to all nodes."""
 
     def __init__(
         self,
@@ -204,17 +209,21 @@ class Upload:
         self._counter, self._plane = counter, plane
 
     def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[Copied, ...]:
-        """Compare and send, into these folders.
+        """Compare with the contents of these folders, and send what differs.
 
         Raises:
-            FilesError: what went wrong, of all nodes at once.
+            FilesError: problems of all nodes at once.
         """
         replies = self._compare(bases, mirror)
-        asked = sorted({number for reply in replies.values() for number in reply.ask})
-        known = dict(
-            zip(asked, listed_digests(self._found.places[number] for number in asked), strict=True)
+        unclear = sorted({number for reply in replies.values() for number in reply.ask})
+        digests = dict(
+            zip(
+                unclear,
+                listed_digests(self._found.places[number] for number in unclear),
+                strict=True,
+            )
         )
-        different = {client: changes(reply, known) for client, reply in replies.items()}
+        different = {client: changes(reply, digests) for client, reply in replies.items()}
         pieces = {
             client: large_pieces(self._entries, different[client].want, reply.there)
             for client, reply in replies.items()
@@ -222,7 +231,7 @@ class Upload:
         groups: dict[object, list[FileClient]] = {}
         for client, change in different.items():
             groups.setdefault((tuple(change.want), frozenset(pieces[client])), []).append(client)
-        there: dict[FileClient, dict[int, str]] = {}
+        present: dict[FileClient, dict[int, str]] = {}
         shared: dict[FileClient, Multicast | None] = {}
         for members in groups.values():
             first = members[0]
@@ -230,12 +239,12 @@ class Upload:
                 number: common([pieces[client][number] for client in members])
                 for number in pieces[first]
             }
-            there |= dict.fromkeys(members, alike)
+            present |= dict.fromkeys(members, alike)
             shared |= dict.fromkeys(members, self._shared(different[first].want, members, alike))
 
         def write(client: FileClient) -> Copied:
             change = different[client]
-            reply = self._send(client, change, there[client], shared[client])
+            reply = self._send(client, change, present[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
             return copied(
@@ -252,13 +261,13 @@ class Upload:
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool
     ) -> dict[FileClient, wire.CompareReply]:
-        """What each node lacks."""
-        found = self._found
-        rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
+        """Return each node's differences."""
+        source = self._found
+        rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in source.tops]
         columns = [list(column) for column in zip(*rows, strict=True)]
 
         requests: dict[Node, wire.FileMessage] = {
-            node: wire.Compare(base, columns, tops, found.contents, found.machine, mirror)
+            node: wire.Compare(base, columns, tops, source.contents, source.machine, mirror)
             for node, base in bases.items()
         }
 
@@ -281,7 +290,9 @@ class Upload:
     def _shared(
         self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]
     ) -> Multicast | None:
-        """What carries these files to several nodes at once; None where each gets them by itself."""
+        """Return a stream of these files to several nodes at once; None if each node gets them
+        separately.
+        """
         nbytes = sum(self._entries[number].size for number in want)
         if self._plane is None or len(members) == 1 or nbytes < WORTHWHILE_BYTES:
             self._counter.total += nbytes * len(members)

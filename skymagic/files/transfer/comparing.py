@@ -1,4 +1,4 @@
-"""A folder beside a list of entries: what must be sent, what is there already, and why it cannot be written."""
+"""Comparison of a folder with a list of entries: missing files, conflicts, and lack of room."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from skymagic.wire.processes import boot_id
 
 
 class FolderComparison:
-    """Compares entries with what is in a folder now.
+    """Comparison of entries with the current contents of a folder.
 
     Args:
-        base: in full, and the user's own word: followed where it is a link. Below it no link is.
-        entries: what is to be there.
+        base: absolute path chosen by the user; followed if it is a link. Links below it are never
+            followed.
+        entries: the entries that are to be in the folder.
     """
 
     def __init__(self, base: str, entries: Sequence[Entry]) -> None:
@@ -34,7 +35,7 @@ class FolderComparison:
         self._folders = Folders(base)
 
     def path(self, entry: Entry) -> str:
-        """Where an entry goes, to be shown; what is written is found by `Folders`."""
+        """Return the path of an entry, for display; `Folders` opens the files to write."""
         return os.path.join(self.base, *entry.path.split("/"))
 
     def compare(
@@ -45,7 +46,9 @@ class FolderComparison:
         *,
         contents: bool,
     ) -> CompareReply:
-        """What differs here; `origin`, a machine, and `tops` there say where it all comes from."""
+        """Return the differences here; `origin`, a machine, and `tops` on it identify the
+        source.
+        """
         found = CompareReply([], [], [], list(self.unsafe))
         if found.problems:
             return found
@@ -62,30 +65,32 @@ class FolderComparison:
             except OSError as problem:
                 found.problems.append(os_error_text(self.path(entry), problem))
         found.problems[:] = [*dict.fromkeys(found.problems), *self._unwritable(found)]
-        left = 0 if found.problems else self._look_for_pieces(found, stopped)
+        resumable = 0 if found.problems else self._look_for_pieces(found, stopped)
         self._folders.close()
-        found.problems.extend(self._no_room(found, sizes, left))
+        found.problems.extend(self._no_room(found, sizes, resumable))
         return found
 
     def _look_for_pieces(self, found: CompareReply, stopped: Callable[[], bool]) -> int:
-        """Note what is there of files; returns the bytes that cut connections have left of those to be sent."""
-        left = 0
+        """Record the pieces present of files; return the bytes of files to send that lost
+        connections left behind.
+        """
+        resumable = 0
         large = [number for number in found.want if self.entries[number].size >= LARGE]
         for numbers in (found.ask, large):
             for number in numbers:
                 text = ""
-                with closing(PresentPieces(self._folders, self.entries[number].path)) as here:
-                    left += here.left if numbers is large else 0
+                with closing(PresentPieces(self._folders, self.entries[number].path)) as present:
+                    resumable += present.left if numbers is large else 0
                     with contextlib.suppress(OSError):
-                        text = here.digests(stopped)
+                        text = present.digests(stopped)
                 found.there.append((number, text))
-        return left
+        return resumable
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = (
             {self.base}
             if contents
-            else {self.path(each) for each in self.entries if "/" not in each.path}
+            else {self.path(entry) for entry in self.entries if "/" not in entry.path}
         )
         for top, goal in itertools.product(tops, sorted(goals)):
             with contextlib.suppress(OSError):
@@ -97,7 +102,7 @@ class FolderComparison:
         return []
 
     def _compare_entry(self, number: int, entry: Entry, found: CompareReply) -> int:
-        """Note what must be done for one entry; returns the bytes that are there now."""
+        """Record the action for one entry; return the bytes present now."""
         path = self.path(entry)
         try:
             folder, name = self._folders.parent(entry.path)
@@ -125,7 +130,7 @@ class FolderComparison:
         return 0
 
     def _unwritable(self, found: CompareReply) -> list[str]:
-        """Folders in which something is to be written and may not."""
+        """Return messages for folders that are not writable but have to be written to."""
         missing = [
             entry
             for entry in self.entries
@@ -142,7 +147,11 @@ class FolderComparison:
         ]
 
     def _no_room(self, found: CompareReply, sizes: dict[int, int], left: int) -> list[str]:
-        """A file lies beside the old one until it is whole; over what was `left` of it."""
+        """Return a message if there is not enough room, else nothing.
+
+        A new file is kept next to the old one until it is whole; `left` bytes of new files are
+        already there.
+        """
         old = [sizes.get(number, 0) for number in found.want]
         need = (
             sum(self.entries[number].size for number in found.want)
@@ -154,20 +163,21 @@ class FolderComparison:
         free = shutil.disk_usage(folder).free
         if need <= free:
             return []
-        from skymagic.plan.units import size  # when it is needed: a node's end starts for each copy
+        # imported only if needed: a node's end starts for each copy
+        from skymagic.plan.units import size
 
         return [f"{folder}: no room: {size(need)} more are needed, {size(free)} are free"]
 
 
 def os_error_text(path: str, problem: OSError) -> str:
-    """An OSError in words, with the link where one is in the way."""
+    """Describe an OSError in words, with the link if one is in the way."""
     if isinstance(problem, LinkInTheWay):
         return str(problem)
     return f"{path}: it is a link" if problem.errno == errno.ELOOP else error_text(path, problem)
 
 
 def _nearest_existing(path: str) -> str:
-    """The folder itself, or the nearest above it that is there."""
+    """Return a folder, or the nearest existing one above it."""
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return path

@@ -1,7 +1,9 @@
-"""Folders below a base, opened one by one by descriptor and never through a link (openat, O_NOFOLLOW).
+"""Folders below a base, opened one by one by descriptor and never through a link (openat,
+O_NOFOLLOW).
 
-What is below a base was written by others, who may put a link where a folder was, between two copies or in the middle of one. A
-path is looked up again by each system call, and follows it; a descriptor is the folder that was opened, whatever its name is now.
+The contents of a base come from others, who may put a link in place of a folder, between two copies
+or in the middle of one. A path is looked up again by each system call, and follows the link; a
+descriptor stays the folder that was opened, whatever its current name.
 """
 
 from __future__ import annotations
@@ -15,67 +17,72 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 OWN_PREFIX = ".skymagic-"
-"""Prefix of our own files among the user's."""
+"""Prefix of skymagic's own files among the user's."""
 NOFOLLOW = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""For files that are opened: no link, and no waiting for who writes into a pipe."""
+"""Flags for opening files: no links, and no waiting for the writer of a pipe."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
 _LISTED_FLAGS = os.O_RDONLY | os.O_DIRECTORY | NOFOLLOW
-# O_PATH: a folder that may only be passed through can be opened; macOS has no such flag
+# O_PATH opens a folder with search permission only; macOS has no such flag.
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | NOFOLLOW
 Identity = tuple[int, int]
-"""Device and number: the same folder, whatever its path is now."""
+"""Device and inode number, which identify a folder even after it was moved."""
 
 
 class LinkInTheWay(OSError):
-    """A link is where a folder is to be."""
+    """A link where a folder is expected."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.ELOOP, "a link in the way", path)
 
     def __str__(self) -> str:
-        return f"{self.filename} is a link here, but a folder would be copied there: remove it, or copy to its target"
+        return (
+            f"{self.filename} is a link here, but a folder would be copied there: "
+            "remove it, or copy to its target"
+        )
 
 
 class ReplacedError(OSError):
-    """Something else is where a file or folder was when it was listed."""
+    """A file or folder was replaced after it was listed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.ESTALE, "replaced after it was listed: copy it again", path)
 
 
 def identity(state: os.stat_result) -> Identity:
-    """The identity of a file or folder."""
+    """Return the identity of a file or folder."""
     return state.st_dev, state.st_ino
 
 
 class Root(NamedTuple):
-    """A folder below which files are listed: the user has named it, or a link to it is followed."""
+    """A folder whose files are listed: named by the user, or the target of a followed link."""
 
     path: str
     identity: Identity
 
     def place(self, path: str) -> FilePlace:
-        """The place of a path below."""
+        """Return the place of a path below."""
         return FilePlace(self, path[len(self.path) :].lstrip("/" + os.sep).replace(os.sep, "/"))
 
 
 class FilePlace(NamedTuple):
-    """Where a listed file lies: below a root, with ``/`` between the parts, and through no link."""
+    """Location of a listed file: below a root, with ``/`` between the parts, and through no
+    link.
+    """
 
     root: Root
     below: str
 
     @property
     def path(self) -> str:
-        """In full, to be shown."""
+        """Absolute path, for display."""
         return os.path.join(self.root.path, *self.below.split("/"))
 
     @classmethod
     def of(cls, path: str, state: os.stat_result | None = None) -> FilePlace:
-        """The place of a file that the user has named: links are followed, now.
+        """Return the place of a file that the user named; links are followed now.
 
         Raises:
-            ReplacedError: it is not the one that was seen there, which `state` is of.
+            ReplacedError: it is not the file that `state` describes.
         """
         real = os.path.realpath(path)
         if state is not None and identity(os.lstat(real)) != identity(state):
@@ -86,14 +93,14 @@ class FilePlace(NamedTuple):
 
 @contextlib.contextmanager
 def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int]:
-    """A folder that is to be listed, opened.
+    """Open a folder for listing.
 
     Args:
-        above: the folder that it is in, which is open; None for a root, to which links may lead.
-        state: what was seen there.
+        above: descriptor of the enclosing folder; None for a root, to which links may lead.
+        state: status of the folder when it was found.
 
     Raises:
-        ReplacedError: it is another one by now.
+        ReplacedError: it has been replaced since.
     """
     flags = _LISTED_FLAGS & ~os.O_NOFOLLOW if above is None else _LISTED_FLAGS
     descriptor = os.open(path if above is None else os.path.basename(path), flags, dir_fd=above)
@@ -106,33 +113,33 @@ def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int]
 
 
 class Folders:
-    """The folders below `base`; the last one that was used, and those above it, stay open.
+    """The folders below `base`; the last one used, and those above it, stay open.
 
     Args:
-        base: in full, as the user named it: links on the way to it, and itself, are followed.
-        expected: what it must be; None where it may be any folder.
+        base: absolute path as the user named it; links in it are followed.
+        expected: identity that it must have; None for any.
     """
 
     def __init__(self, base: str, expected: Identity | None = None) -> None:
         self._base, self._expected = base, expected
-        self._open: list[
-            tuple[str, int]
-        ] = []  # names and descriptors from the base down; the base's own name is empty
+        # names and descriptors from the base down; the base's own name is empty
+        self._open: list[tuple[str, int]] = []
 
     def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
-        """Where an entry is: ``dir_fd`` and the name of the functions in `os`; valid until another folder is asked for.
+        """Return the ``dir_fd`` and name of an entry for functions of `os`; valid until the next
+        call.
 
         Args:
             path: below the base, with ``/`` between its parts.
-            make: make the folders that are missing.
+            make: create missing folders.
 
         Raises:
             LinkInTheWay: one of the folders is a link.
-            OSError: one of them is not there, or cannot be entered.
+            OSError: one of them does not exist, or cannot be entered.
         """
         *names, name = path.split("/")
         if not self._open:
-            # the base is the user's own word: followed
+            # The user chose the base, so links in it are followed.
             self._open.append(("", os.open(self._base, _FOLDER_FLAGS & ~os.O_NOFOLLOW)))
             if self._expected not in (None, identity(os.fstat(self._open[0][1]))):
                 self.close()
@@ -151,11 +158,11 @@ class Folders:
         return self._open[-1][1], name
 
     def enter(self, path: str) -> tuple[int, str]:
-        """A folder itself, as `parent` gives an entry; errors as there."""
+        """Return a folder itself as `parent` returns an entry, with the same errors."""
         return self.parent(f"{path}/.")
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file that is there, and is no link; an opener for `open`."""
+        """Open an existing file that is not a link; an opener for `open`."""
         folder, name = self.parent(path)
         return os.open(name, flags | NOFOLLOW, dir_fd=folder)
 
@@ -177,14 +184,16 @@ class Folders:
             os.close(self._open.pop()[1])
 
     def close(self) -> None:
-        """Close all of them; twice is safe, and a later use opens them again."""
+        """Close all folders. Safe to call twice; a later use opens them again."""
         self._close_below(0)
 
 
 class ListedFiles:
-    """Opens listed files for reading. Their folders may belong to other users, who can put links in the way after the listing.
+    """Opens listed files for reading.
 
-    A file may take another one's name in its folder, as editors do when they save: it is what a listing would find now.
+    Their folders may belong to other users, who can put links in the way after the listing. A file
+    may be replaced by another one of the same name, as editors do when they save: a new listing
+    would find that one.
     """
 
     def __init__(self) -> None:
@@ -192,10 +201,11 @@ class ListedFiles:
         self._folders = Folders("")
 
     def open(self, place: FilePlace) -> int:
-        """A descriptor.
+        """Return a descriptor of a listed file.
 
         Raises:
-            ReplacedError: it is no regular file now, its root is another folder, or a link is on the way there.
+            ReplacedError: it is no longer a regular file, its root is another folder, or a link is
+                in its path.
         """
         if place.root != self._root:
             self.close()
@@ -212,15 +222,15 @@ class ListedFiles:
         raise ReplacedError(place.path)
 
     def close(self) -> None:
-        """Close the folders that are open; twice is safe."""
+        """Close the open folders. Safe to call twice."""
         self._folders.close()
 
 
 def new_name() -> str:
-    """A name that nobody has, for what is not whole yet."""
+    """Return a unique name for an incomplete file."""
     return f"{OWN_PREFIX}{secrets.token_hex(8)}.part"
 
 
 def rename(folder: int, old: str, new: str) -> None:
-    """Put what is whole in its place."""
+    """Move a complete file to its final name."""
     os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)

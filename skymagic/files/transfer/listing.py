@@ -1,7 +1,9 @@
-"""What travels, and a source as a list of it: one file, a folder with all that is in it, or what is in it alone.
+"""A source as a list of entries: one file, a folder with its contents, or a folder's contents
+alone.
 
-Entries are plain values, with paths below a base; `unsafe` says which of them must not be trusted. Links that lead out of the source stay
-behind unless asked for."""
+Entries are plain values, with paths below a base; `unsafe` finds those that must not be trusted.
+Links that lead out of the source are skipped unless requested.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ FILE, FOLDER, LINK = "file", "folder", "link"
 
 @dataclass(frozen=True)
 class Entry:
-    """One file, folder or link.
+    """A file, folder or link.
 
     Attributes:
         path: below the base, with ``/`` between its parts.
         kind: FILE, FOLDER or LINK.
         size: bytes of a file.
-        mtime: when it was last written, in nanoseconds.
+        mtime: time of its last modification, in nanoseconds.
         mode: its permission bits; None for a link.
-        target: where a link leads, relative to it.
+        target: target of a link, relative to it.
     """
 
     path: str
@@ -40,19 +42,19 @@ class Entry:
     target: str = ""
 
     def plain(self) -> list[Any]:
-        """As JSON takes it; ``Entry(*plain)`` gives it back."""
+        """Return it as a JSON array; ``Entry(*plain)`` restores it."""
         return list(astuple(self))
 
 
 @dataclass(frozen=True)
 class Top:
-    """What was named as the source, to tell whether something would be copied onto itself.
+    """A file or folder named as the source, used to detect a copy onto itself.
 
     Attributes:
         name: its last name.
         kind: FILE or FOLDER.
         real: its path without links.
-        device, number: of the file system, and in it.
+        device, number: device of its file system, and inode number.
     """
 
     name: str
@@ -63,16 +65,19 @@ class Top:
 
 
 def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
-    """The entries with the first part of each path replaced; None leaves it."""
+    """Return the entries with the first part of each path replaced, or unchanged if `name` is
+    None.
+    """
     if name is None:
         return list(entries)
     return [replace(entry, path="/".join([name, *entry.path.split("/")[1:]])) for entry in entries]
 
 
 def unsafe(entries: Sequence[Entry]) -> list[str]:
-    """Path traversal: entries that would leave the base folder, or that no honest sender sends; a sentence for each.
+    """Return a refusal for each entry that would leave the base folder, or is otherwise invalid.
 
-    A link may climb only with its first parts: then it stays inside also where other links of the same kind are on its way.
+    A link may contain ``..`` only at its start: then it stays inside even if other such links are
+    in its path.
     """
     links = {entry.path for entry in entries if entry.kind == LINK}
     wrong = []
@@ -89,7 +94,7 @@ def unsafe(entries: Sequence[Entry]) -> list[str]:
 
 
 def stays_inside(path: str, target: str) -> bool:
-    """Whether a link at `path` leads to something below the base, wherever that is."""
+    """Return True if a link at `path` leads below the base, wherever that is."""
     parts = target.split("/")
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     depth = len(path.split("/")) - 1
@@ -97,29 +102,29 @@ def stays_inside(path: str, target: str) -> bool:
 
 
 def _is_name(part: str) -> bool:
-    """One name of a file, on every system."""
-    one = PurePosixPath(part).parts == (part,) and PureWindowsPath(part).parts == (part,)
-    return one and part != ".." and "\0" not in part
+    """Return True if it is a single file name on every system."""
+    is_single = PurePosixPath(part).parts == (part,) and PureWindowsPath(part).parts == (part,)
+    return is_single and part != ".." and "\0" not in part
 
 
 # -- a source as entries ---------------------------------------------------------------------------
 
 
 Skip = Callable[[str, bool], bool]
-"""Whether a path below the source, which is a folder or not, stays behind."""
+"""Returns True if a path below the source (a folder if the second argument is True) is skipped."""
 
 
 @dataclass
 class Listing:
-    """What a source holds.
+    """The contents of a source.
 
     Attributes:
-        entries: in an order in which a folder comes before what is in it.
-        places: for each entry, where it lies here.
-        tops: what was named, one for each file or folder that it means.
-        contents: whether a folder's contents are meant, and not the folder.
-        notes: what stays behind, and why.
-        problems: why it cannot be copied.
+        entries: ordered so that a folder precedes its contents.
+        places: local place of each entry.
+        tops: the files and folders that the source names.
+        contents: True if a folder's contents are meant, rather than the folder.
+        notes: what was skipped, and why.
+        problems: reasons why it cannot be copied.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -131,7 +136,7 @@ class Listing:
     machine: str = field(default_factory=boot_id)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it, without `places`; `of` gives it back."""
+        """Return it as a JSON object, without `places`; `of` restores it."""
         entries, tops = [entry.plain() for entry in self.entries], [vars(top) for top in self.tops]
         plain = {**vars(self), "entries": entries, "tops": tops}
         del plain["places"]
@@ -139,7 +144,7 @@ class Listing:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Listing:
-        """A listing from elsewhere."""
+        """Restore a listing from another machine."""
         entries, tops = (
             [Entry(*entry) for entry in plain["entries"]],
             [Top(**top) for top in plain["tops"]],
@@ -154,15 +159,15 @@ def listing(
     *,
     follow: bool = False,
 ) -> Listing:
-    """What `source` holds.
+    """List the contents of `source`.
 
     Args:
-        source: a path, relative to `root`; ``~`` is the home folder, a trailing ``/`` means a folder's contents, and ``*``, ``?``
-            and ``[…]`` stand for names where no such file exists.
-        stopped: asked now and then; when it says so, the listing ends early.
-        follow: copy what links lead to outside of the source, and name each.
+        source: a path, relative to `root`; ``~`` is the home folder, a trailing ``/`` means a
+            folder's contents, and ``*``, ``?`` and ``[…]`` are wildcards if no such file exists.
+        stopped: polled during the listing, which ends early once it returns True.
+        follow: also copy targets of links that lead out of the source, and note each.
     """
-    found = Listing()
+    result = Listing()
     try:
         full = absolute(source, root)
     except LookupError as problem:
@@ -171,18 +176,21 @@ def listing(
     names = [full]
     if not os.path.lexists(full) and glob.has_magic(source):
         names = sorted(glob.glob(full))
-    walk = Walk(found, stopped, follow=follow)
+    walk = Walk(result, stopped, follow=follow)
     for name in names:
         walk.add_top(name, contents=slash and os.path.isdir(name) and len(names) == 1)
         if slash and os.path.isfile(name):
-            found.problems.append(f"{name} is a file; write it without the slash at its end")
+            result.problems.append(f"{name} is a file; write it without the slash at its end")
     if not names:
-        found.problems.append(f"nothing is called {full}")
-    return found
+        result.problems.append(f"nothing is called {full}")
+    return result
 
 
 def absolute(path: str, root: str = "") -> str:
-    """A path as users write it, in full. Raises LookupError for the home of a user whom nobody knows."""
+    """Return the absolute form of a path as users write it.
+
+    Raises LookupError for an unknown user's home.
+    """
     if path.startswith("~") and os.path.expanduser(path) == path:
         raise LookupError(
             f"there is no user {path.split('/')[0][1:]!r}; a file of that name is ./{path}"
@@ -191,21 +199,22 @@ def absolute(path: str, root: str = "") -> str:
 
 
 class Within(NamedTuple):
-    """A folder that is being listed: below which root, and its descriptor."""
+    """A folder that is being listed: its root, and its descriptor."""
 
     root: Root
     descriptor: int
 
 
 class Walk:
-    """Fills a listing.
+    """Walk that adds files and folders to a listing.
 
     Args:
-        found: what is filled.
-        stopped: asked at each folder.
-        skip: what stays behind, by its path below the folder that is walked.
-        follow: whether links that lead out are followed. A folder that somebody else made may have one to a private file of the user's.
-        remedy: how to copy what such a link leads to.
+        found: the listing.
+        stopped: called at each folder.
+        skip: decides which paths, relative to the folder being walked, are skipped.
+        follow: follow links that lead out. A folder created by others may have a link to a private
+            file of the user.
+        remedy: how to copy the target of such a link.
     """
 
     def __init__(
@@ -224,10 +233,14 @@ class Walk:
             follow,
             remedy,
         )
-        self._above: list[Identity] = []  # folders that are being walked
+        self._above: list[Identity] = []  # folders being walked
 
     def add_top(self, path: str, *, contents: bool, name: str | None = None) -> None:
-        """Add what was named; `name` is what its path begins with, its own name unless said."""
+        """Add a file or folder named by the user.
+
+        Args:
+            name: start of its path in the listing; by default its own name.
+        """
         own = os.path.basename(path.rstrip("/" + os.sep)) or "root"
         try:
             state = os.stat(path)
@@ -246,10 +259,10 @@ class Walk:
     def _add(
         self, path: str, name: str, region: str, state: os.stat_result, within: Within | None
     ) -> None:
-        """Add a file, or a folder with all that is in it.
+        """Add a file, or a folder with its contents.
 
         Args:
-            within: the folder that it is in; None if the user has named it, or a link has led to it.
+            within: the enclosing folder; None if the user named it, or a link led to it.
         """
         if stat.S_ISDIR(state.st_mode):
             root = within.root if within else Root(path, identity(state))
@@ -260,11 +273,13 @@ class Walk:
             if not os.access(path, os.R_OK):
                 self._found.problems.append(f"{path}: no permission to read it")
             try:
-                place = within.root.place(path) if within else FilePlace.of(path, state)
+                file_place = within.root.place(path) if within else FilePlace.of(path, state)
             except OSError as problem:
                 self._found.problems.append(error_text(path, problem))
             else:
-                self._put(place, Entry(name, FILE, state.st_size, state.st_mtime_ns, _mode(state)))
+                self._put(
+                    file_place, Entry(name, FILE, state.st_size, state.st_mtime_ns, _mode(state))
+                )
         else:
             self._found.notes.append(f"{path} is skipped: it is no file")
 
@@ -275,7 +290,7 @@ class Walk:
     def _folder(
         self, path: str, name: str, region: str, state: os.stat_result, within: Within | None
     ) -> None:
-        """What is in a folder; links may lead to all that is below `region`."""
+        """Add a folder's contents; links may lead to anything below `region`."""
         if self._stopped():
             return
         root = within.root if within else Root(path, identity(state))
@@ -283,12 +298,14 @@ class Walk:
         try:
             with opened(path, within.descriptor if within else None, state) as descriptor:
                 inside = sorted(os.scandir(descriptor), key=lambda one: one.name)
-                for one in inside:
-                    below = f"{name}/{one.name}" if name else one.name
-                    if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
+                for dir_entry in inside:
+                    below = f"{name}/{dir_entry.name}" if name else dir_entry.name
+                    if not dir_entry.name.startswith(OWN_PREFIX) and not self._skip(
+                        below, dir_entry.is_dir()
+                    ):
                         self._one(
-                            one,
-                            os.path.join(path, one.name),
+                            dir_entry,
+                            os.path.join(path, dir_entry.name),
                             below,
                             region,
                             Within(root, descriptor),
@@ -306,7 +323,7 @@ class Walk:
             if is_link and (target := self._inner_target(path, name, region)) is not None:
                 self._put(within.root.place(path), Entry(name, LINK, target=target))
                 return
-            # race: what was no link when the names were read may be one by now
+            # Race: a file that was not a link when the names were read may be one now.
             state = one.stat(follow_symlinks=is_link)
             if identity(state) in self._above:
                 self._found.notes.append(
@@ -329,7 +346,7 @@ class Walk:
             self._found.problems.append(error_text(path, problem))
 
     def _inner_target(self, path: str, name: str, region: str) -> str | None:
-        """The target of a link that stays inside what is copied, and is there."""
+        """Return the target of a link if it stays inside the copied region and exists."""
         target = Path(os.readlink(path)).as_posix()
         below = name.removeprefix(region).lstrip("/") if region else name
         return target if stays_inside(below, target) and os.path.exists(path) else None
@@ -340,12 +357,12 @@ def _mode(state: os.stat_result) -> int:
 
 
 def error_text(path: str, problem: OSError) -> str:
-    """An OSError in words."""
-    words = {
+    """Describe an OSError in words."""
+    texts = {
         FileNotFoundError: "no such file or folder",
         PermissionError: "no permission",
         IsADirectoryError: "it is a folder",
         NotADirectoryError: "a part of its path is a file",
     }
-    said = next((text for kind, text in words.items() if isinstance(problem, kind)), None)
-    return f"{path}: {said or (problem.strerror or str(problem)).lower()}"
+    reason = next((text for kind, text in texts.items() if isinstance(problem, kind)), None)
+    return f"{path}: {reason or (problem.strerror or str(problem)).lower()}"

@@ -1,8 +1,10 @@
-"""Files as encoded messages of `wire.files`, and pieces of a file that are there already.
+"""Files as encoded messages of `wire.files`, and pieces of a file that are already present.
 
-A file's digest is those of its pieces, one after the other. Of a large file that has changed they say what need not be sent: pieces of
-the file that is replaced, and of what a cut connection has left of it. They are of fixed length, as a value's are
-(`data.remote.remote_store`): a changed part, an appended log, and the rest of half a file move as the pieces that are not there."""
+A file's digest is the concatenation of its pieces' digests. For a large file that has changed they
+show which pieces need not be sent: those in the file to be replaced, and in the part that a lost
+connection left. Pieces have a fixed length, as a value's do (`data.remote.remote_store`): for a
+changed part, an appended log, or the rest of half a file, only the missing pieces are sent.
+"""
 
 from __future__ import annotations
 
@@ -31,47 +33,54 @@ from skymagic.wire.files import (
 PIECE = CHUNK
 """Bytes of a piece; the last one of a file is shorter. A message holds one."""
 LARGE = 8 * PIECE
-"""Bytes of a file from which its pieces are looked for, and what has come of it stays when the connection is cut."""
+"""Bytes above which pieces of a file are compared, and a partial file is kept when the connection
+is lost.
+"""
 _DIGEST = 16
 
 
 def part_name(path: str) -> str:
-    """What a file is called until it is whole: the same each time, so that the next copy finds what a cut connection has left."""
+    """Return the temporary name of an incomplete file.
+
+    It is the same each time, so that the next copy finds the part that a lost connection left.
+    """
     return f"{OWN_PREFIX}{sha256(os.fsencode(path.rpartition('/')[2])).hexdigest()[:16]}.part"
 
 
 def lock(descriptor: int, kind: int) -> bool:
-    """Lock a part (``LOCK_EX`` to write it, ``LOCK_SH`` to read it), without waiting; whether nobody else writes it."""
+    """Lock a part without waiting (``LOCK_EX`` to write, ``LOCK_SH`` to read); return True if
+    nothing else writes it.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:  # taken, or a file system without locks
+    except OSError:  # locked, or a file system without locks
         return False
     return True
 
 
 class PresentPieces:
-    """The pieces of a file that are there, by number: of the file in its place, and of what came of it earlier.
+    """The pieces of a file that are present, by number: in the existing file, and in a partial one.
 
     Args:
         folders: below the base.
         path: the file's, below it.
 
     Raises:
-        OSError: its folder is not there.
+        OSError: its folder does not exist.
     """
 
     def __init__(self, folders: Folders, path: str) -> None:
         self._descriptors: list[int] = []
-        self._places: list[
-            tuple[str, int, int]
-        ] = []  # file name, descriptor and offset of each piece
-        self.left = 0  # bytes of what came earlier
+        # file name, descriptor and offset of each piece
+        self._places: list[tuple[str, int, int]] = []
+        self.left = 0  # bytes of the partial file
         above, part = path[: len(path) - len(path.rpartition("/")[2])], part_name(path)
         for name in (path.rpartition("/")[2], part):
             with contextlib.suppress(OSError):
                 descriptor = folders.open(above + name, os.O_RDONLY)
                 self._descriptors.append(descriptor)
-                # others may write the same file at this moment, from here or from another machine: theirs is left out
+                # Others may be writing the same file, from this machine or another one: their part
+                # is left out.
                 if name == part and not (
                     lock(descriptor, fcntl.LOCK_SH) and lock(descriptor, fcntl.LOCK_UN)
                 ):
@@ -85,15 +94,15 @@ class PresentPieces:
                     self.left = state.st_size if name == part else 0
 
     def digests(self, stopped: Callable[[], bool] = lambda: False) -> str:
-        """The xxh3-128 of each in hex, one after the other; "" where there is none."""
+        """Return the xxh3-128 of each piece in hex, concatenated; "" without pieces."""
         return _digests(((descriptor, offset) for _, descriptor, offset in self._places), stopped)
 
     def read(self, number: int, digest: str) -> bytes:
-        """A piece.
+        """Return a piece.
 
         Raises:
-            ValueError: there is no such piece.
-            OSError: it is not what it was.
+            ValueError: the piece does not exist.
+            OSError: it has changed.
         """
         import xxhash
 
@@ -106,52 +115,57 @@ class PresentPieces:
         return data
 
     def lies(self, number: int, name: str, offset: int) -> bool:
-        """Whether a piece lies in the file of this name, at this place."""
-        found, _, place = self._places[number]
-        return (found, place) == (name, offset)
+        """Return True if a piece is in the file of this name, at this offset."""
+        file_name, _, start = self._places[number]
+        return (file_name, start) == (name, offset)
 
     def close(self) -> None:
-        """Close the files; twice is safe."""
+        """Close the files. Safe to call twice."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
 def _digests(places: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> str:
-    """Digests of the pieces at these offsets in open files."""
+    """Return digests of the pieces at these offsets in open files."""
     import xxhash
 
-    found = []
+    digests = []
     for descriptor, offset in places:
         if stopped():
             break
-        found.append(xxhash.xxh3_128_hexdigest(os.pread(descriptor, PIECE, offset)))
-    return "".join(found)
+        digests.append(xxhash.xxh3_128_hexdigest(os.pread(descriptor, PIECE, offset)))
+    return "".join(digests)
 
 
 def listed_digests(
     places: Iterable[FilePlace], stopped: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """The digest of each listed file; "" for one that cannot be read."""
-    found = []
+    """Return the digest of each listed file; "" for one that cannot be read."""
+    digests = []
     with closing(ListedFiles()) as listed:
-        for place in places:
+        for file_place in places:
             text = ""
-            with contextlib.suppress(OSError), open(listed.open(place), "rb", buffering=0) as file:
+            with (
+                contextlib.suppress(OSError),
+                open(listed.open(file_place), "rb", buffering=0) as file,
+            ):
                 size = os.fstat(file.fileno()).st_size
                 text = _digests(
                     ((file.fileno(), offset) for offset in range(0, max(size, 1), PIECE)), stopped
                 )
-            found.append(text)
-    return found
+            digests.append(text)
+    return digests
 
 
 def equal(mine: str, theirs: str) -> bool:
-    """Whether files of one length are equal: the digest of one, and what `PresentPieces` says of the other. Pure."""
+    """Return True if two files of one length are equal, by one's digest and the other's
+    `PresentPieces`. Pure.
+    """
     return bool(mine) and theirs.startswith(mine)
 
 
 def numbered(text: str) -> dict[bytes, int]:
-    """Digest → number of a piece, of what `PresentPieces` said of a file; pure."""
+    """Return digest → number of a piece, from a `PresentPieces` text; pure."""
     digests = bytes.fromhex(text)
     return {
         digests[start : start + _DIGEST]: start // _DIGEST
@@ -160,7 +174,10 @@ def numbered(text: str) -> dict[bytes, int]:
 
 
 def common(texts: Collection[str]) -> str:
-    """What `PresentPieces` said of one file on several nodes, where they say the same; zeros stand for the rest. Pure."""
+    """Return the part of several nodes' `PresentPieces` texts that agrees, with zeros for the rest.
+
+    Pure.
+    """
     step = 2 * _DIGEST
     columns = zip_longest(
         *([text[start : start + step] for start in range(0, len(text), step)] for text in texts)
@@ -172,7 +189,7 @@ def common(texts: Collection[str]) -> str:
 
 
 OnBytes = Callable[[str, int], None]
-"""Told of bytes that are on their way, with the path of their file."""
+"""Called with the path of a file and the number of its bytes being sent."""
 
 
 def encoded_files(
@@ -180,46 +197,53 @@ def encoded_files(
     told: OnBytes = lambda name, count: None,
     there: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[bytes]:
-    """Frames for files, each given as its number, its entry, and where it lies here.
+    """Yield frames for files, each given as its number, its entry, and its local place.
+
+    A file that grows while it is read is sent at its original length; one that shrinks, at its new
+    length. The modification time is from before the read, so the next copy notices a change in
+    between.
 
     Args:
-        there: by number, what `PresentPieces` said of a file where it goes: these pieces are named, and not sent.
-
-    A file that grows while it is read is sent as long as it was; one that shrinks, as long as it is. The time of writing is that
-    from before: a file that has changed meanwhile is seen as changed the next time.
+        there: the receiver's `PresentPieces` text of a file, by number: these pieces are referenced
+            rather than sent.
     """
     from xxhash import xxh3_128_digest
 
     with closing(ListedFiles()) as listed:
-        for number, entry, place in files:
+        for number, entry, file_place in files:
             try:
-                with open(listed.open(place), "rb", buffering=0) as file:
+                with open(listed.open(file_place), "rb", buffering=0) as file:
                     state = os.fstat(file.fileno())
-                    left, begun, known = state.st_size, False, numbered(there.get(number, ""))
-                    if known:
+                    remaining, started, indices = (
+                        state.st_size,
+                        False,
+                        numbered(there.get(number, "")),
+                    )
+                    # the start is sent first, because the first piece may be referenced
+                    if indices:
                         yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
-                        begun = True
-                    while left or not begun:
-                        piece = _read(file.fileno(), min(left, PIECE))
-                        left = left - len(piece) if piece else 0
-                        last, nbytes = left == 0, len(piece)
+                        started = True
+                    while remaining or not started:
+                        piece = _read(file.fileno(), min(remaining, PIECE))
+                        remaining = remaining - len(piece) if piece else 0
+                        last, nbytes = remaining == 0, len(piece)
                         start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
                         if (
-                            known
-                            and (found := known.get(digest := xxh3_128_digest(piece))) is not None
+                            indices
+                            and (index := indices.get(digest := xxh3_128_digest(piece))) is not None
                         ):
-                            yield encode(FilePiece(found, digest.hex(), last))
+                            yield encode(FilePiece(index, digest.hex(), last))
                         else:
-                            yield encode(FileChunk(last, nbytes) if begun else start, piece)
-                        begun = True
+                            yield encode(FileChunk(last, nbytes) if started else start, piece)
+                        started = True
                         told(entry.path, len(piece))
             except OSError as problem:
-                yield encode(FileFailed(number, error_text(place.path, problem)))
+                yield encode(FileFailed(number, error_text(file_place.path, problem)))
     yield encode(EndOfFiles())
 
 
 def _read(descriptor: int, count: int) -> bytes:
-    """Read so many bytes, or fewer at the end of the file."""
+    """Read `count` bytes, or fewer at the end of the file."""
     pieces = []
     while count and (piece := os.read(descriptor, count)):
         pieces.append(piece)

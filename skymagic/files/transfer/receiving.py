@@ -1,4 +1,7 @@
-"""Messages as files: what comes is written beside what is there, and renamed when it is whole; then a mirrored folder is tidied."""
+"""Receiver of files: data is written to temporary files, which are renamed when they are whole.
+
+A mirrored folder is cleaned up afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,21 @@ from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
 
 MAX_GROWTH = 64 << 20
-"""Bytes by which a file may grow, beside becoming twice as long, between its listing and its copy: logs do."""
+"""Growth in bytes to accept, besides doubling, between a file's listing and its copy: logs grow."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PartFile:
-    """A file on its way: it has another name until it is whole, and a lock by which other copies leave it alone.
+    """A file being received: it has a temporary name until it is whole, and a lock that keeps other
+    copies away.
 
-    What a cut connection or a killed process has left of it is written over: what is right in it stays.
+    The part that a lost connection or a killed process left is overwritten, and correct pieces in
+    it are reused.
 
     Args:
         folders: those below the base; used for no other file meanwhile.
-        entry: what it will be.
-        nbytes: most bytes that may come.
+        entry: the file's entry.
+        nbytes: most bytes to accept.
 
     Raises:
         OSError: it cannot be written.
@@ -49,9 +54,8 @@ class PartFile:
     def __init__(self, folders: Folders, entry: Entry, nbytes: int) -> None:
         self._entry, self._rest = entry, nbytes
         self._folder, self._goal = folders.parent(entry.path, make=True)
-        present = (
-            PresentPieces(folders, entry.path) if entry.size >= LARGE else None
-        )  # before the lock
+        # before the lock is taken
+        present = PresentPieces(folders, entry.path) if entry.size >= LARGE else None
         self._name = part_name(entry.path)
         self._descriptor = self._resumed()
         if self._descriptor < 0:
@@ -60,7 +64,9 @@ class PartFile:
         self._present = present
 
     def _resumed(self) -> int:
-        """What was left of the file, or a new one of that name; -1 if somebody else writes it, or has made it."""
+        """Open the part left of the file, or a new one; return -1 if another process writes or owns
+        it.
+        """
         with contextlib.suppress(OSError):
             descriptor = os.open(
                 self._name, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o600, dir_fd=self._folder
@@ -69,7 +75,8 @@ class PartFile:
             own = (
                 stat.S_ISREG(state.st_mode) and state.st_nlink == 1 and state.st_uid == os.geteuid()
             )
-            # race: whoever had the lock before may have given the file its final name meanwhile
+            # Race: the previous holder of the lock may have given the file its final name
+            # meanwhile.
             if own and lock(descriptor, fcntl.LOCK_EX) and self._is_called(state):
                 return descriptor
             os.close(descriptor)
@@ -81,11 +88,11 @@ class PartFile:
         return False
 
     def take(self, message: FilePart, view: bytes | memoryview) -> None:
-        """Write what comes next: these bytes, or a piece that is there.
+        """Write the next bytes, or a piece that is already present.
 
         Raises:
-            OSError: it cannot be written, or a piece is not what it was.
-            ValueError: more bytes than were announced, or a piece that is not there.
+            OSError: it cannot be written, or a piece has changed.
+            ValueError: more bytes than were announced, or a piece that does not exist.
         """
         data = view
         if isinstance(message, FilePiece):
@@ -101,7 +108,7 @@ class PartFile:
             write_all(self._descriptor, data)
 
     def _lies_here(self, number: int) -> bool:
-        """Whether a piece is where it belongs in the file that is written over."""
+        """Return True if a piece is at its final offset in the file that is overwritten."""
         assert self._present is not None
         return self._present.lies(number, self._name, self._written())
 
@@ -109,7 +116,7 @@ class PartFile:
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def finish(self, mtime: int, modes: int) -> None:
-        """The file is whole: give it its time, its mode as far as `modes` has it, and its name."""
+        """Complete the file: set its time, its mode as masked by `modes`, and its name."""
         os.ftruncate(self._descriptor, self._written())
         _touch(self._descriptor, replace(self._entry, mtime=mtime), modes)
         rename(self._folder, self._name, self._goal)
@@ -117,10 +124,10 @@ class PartFile:
         self.close()
 
     def close(self, *, keep: bool = False) -> None:
-        """Remove it, unless it is whole; twice is safe.
+        """Remove the file unless it is whole. Safe to call twice.
 
         Args:
-            keep: leave what has come of a large file, for the next copy to resume.
+            keep: keep the part of a large file, from which the next copy resumes.
         """
         if self._descriptor >= 0:
             if self._name and not (keep and os.fstat(self._descriptor).st_size >= LARGE):
@@ -133,31 +140,35 @@ class PartFile:
 
 
 class Receiver:
-    """Brings entries into a base folder.
+    """Receiver of entries into a base folder.
 
     Args:
-        base: in full, and the user's own word: made when it is not there, and followed where it is a link. Below it no link is.
-        entries: what is to be there.
-        mirror: whether what an earlier mirroring brought, and is no more wanted, goes.
+        base: absolute path chosen by the user; created if missing, and followed if it is a link.
+            Links below it are never followed.
+        entries: the entries that are to be in the folder.
+        mirror: remove what an earlier mirroring wrote, and is no longer in `entries`.
     """
 
     def __init__(self, base: str, entries: Sequence[Entry], *, mirror: bool = False) -> None:
-        self.comparison = FolderComparison(base, entries)  # what differs there
+        self.comparison = FolderComparison(base, entries)  # differences from the folder
         self._base, self._entries, self._mirror = base, self.comparison.entries, mirror
-        self.problems = list(self.comparison.unsafe)  # what went wrong so far, a sentence each
-        self.disk_full = False  # whether the disk is full: nothing more can be written
+        self.problems = list(self.comparison.unsafe)  # problems so far, a sentence each
+        self.disk_full = False  # True if the disk is full: nothing more can be written
         self.files = self.removed = self.nbytes = 0
         self._folders = Folders(base)
-        self._part: PartFile | None = None  # the file that is written
-        self._current = FileStart(-1, 0, 0, True, 0)  # what was said of it
+        self._part: PartFile | None = None  # the file being written
+        self._current = FileStart(-1, 0, 0, True, 0)  # its announcement
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
         self._modes = 0o777 & ~_umask()
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, want: Collection[int]) -> None:
-        """Make the folders; each can be written into until the end. No other files than `want` are taken."""
+        """Create the folders, which stay writable until the end.
+
+        Only files in `want` are accepted.
+        """
         self._want = frozenset(want)
         try:
             os.makedirs(self._base, exist_ok=True)
@@ -172,7 +183,7 @@ class Receiver:
         self._folders.close()
 
     def _make_folder(self, path: str) -> bool:
-        """Whether it was not there."""
+        """Create a folder; return True if it did not exist."""
         try:
             self._folders.enter(path)
         except FileNotFoundError:
@@ -182,10 +193,12 @@ class Receiver:
         return False
 
     def take(self, message: FilePart, view: bytes | memoryview) -> None:
-        """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
+        """Handle a message of a file with its payload.
+
+        Problems are recorded, and the rest of that file is ignored.
 
         Raises:
-            ValueError: a file that nobody wanted, or more bytes than were announced of it.
+            ValueError: a file that was not requested, or more bytes of it than were announced.
         """
         if isinstance(message, FileFailed):
             self._discard()
@@ -213,16 +226,17 @@ class Receiver:
         self._current, entry = message, self._entries[message.number]
         if message.size > MAX_GROWTH + 2 * entry.size:
             raise OSError(
-                f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: copy it again"
+                f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: "
+                "copy it again"
             )
         if not self.disk_full:
             self._part = PartFile(self._folders, entry, message.size)
 
     def abort(self, *, keep: bool = False) -> None:
-        """Leave no half file, and nothing open; twice is safe.
+        """Remove partial files and close everything. Safe to call twice.
 
         Args:
-            keep: leave what has come of a large file, for the next copy to resume.
+            keep: keep the part of a large file, from which the next copy resumes.
         """
         self._discard(keep=keep)
         self._folders.close()
@@ -237,14 +251,16 @@ class Receiver:
             if not self.disk_full:
                 self.problems.append(f"{path}: the disk is full")
             self.disk_full = True
-        # all that is below a link says the same
-        elif (words := os_error_text(path, problem)) not in self.problems[-1:]:
-            self.problems.append(words)
+        # Every entry below a link has the same problem, which is reported once.
+        elif (message := os_error_text(path, problem)) not in self.problems[-1:]:
+            self.problems.append(message)
 
-    # -- after -------------------------------------------------------------------------------------------------------
+    # -- after -------------------------------------------------------------------------------------
 
     def end(self, equal: Sequence[int]) -> None:
-        """Make links, give files that were found `equal` their times, and folders their modes; then remove what is to go."""
+        """Finish: create links, set the times of `equal` files and the modes of folders, remove old
+        files.
+        """
         self._discard()
         jobs: list[tuple[Entry, Callable[[Entry], None]]] = [
             *((self._entries[number], self._touch_here) for number in equal),
@@ -287,7 +303,10 @@ class Receiver:
 
 
 def _umask() -> int:
-    """This process's umask; changing it to read it would race with other threads, so that is left to systems without ``/proc``."""
+    """Return this process's umask.
+
+    Without ``/proc`` it has to be changed to be read, which races with other threads.
+    """
     with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
     os.umask(mask := os.umask(0o077))
@@ -295,7 +314,7 @@ def _umask() -> int:
 
 
 def _touch(descriptor: int, entry: Entry, modes: int) -> None:
-    """A file's time, and its mode as far as `modes` has it."""
+    """Set a file's time, and its mode as masked by `modes`."""
     if entry.mode is not None:
         os.chmod(descriptor, entry.mode & modes)
     os.utime(descriptor, ns=(entry.mtime, entry.mtime))
@@ -308,9 +327,11 @@ RECORD = f"{OWN_PREFIX}sync"
 
 
 def remove_old(folders: Folders, entries: Sequence[Entry]) -> int:
-    """Remove what the record names, is not wanted, and nobody has changed since, and folders that are empty then; how many files."""
-    wanted = {entry.path for entry in entries}
-    old = [entry for entry in _record(folders) if entry.path not in wanted]
+    """Remove recorded files that are no longer wanted and unchanged since, then empty folders;
+    return the number of files.
+    """
+    wanted_paths = {entry.path for entry in entries}
+    old = [entry for entry in _record(folders) if entry.path not in wanted_paths]
     return sum(
         _remove(folders, entry) for entry in sorted(old, key=lambda one: one.path, reverse=True)
     )
@@ -338,7 +359,7 @@ def _record(folders: Folders) -> list[Entry]:
 
 
 def write_record(folders: Folders, entries: Sequence[Entry]) -> None:
-    """Note what is there now."""
+    """Record the current files."""
     noted: list[list[Any]] = []
     for entry in entries:
         folder, name = folders.parent(entry.path)
