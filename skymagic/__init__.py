@@ -1,8 +1,8 @@
-"""Distributed training without leaving the notebook: the face of skymagic, as magics and as Python.
+"""Distributed training without leaving the notebook: skymagic's magics and Python API.
 
-``%load_ext skymagic`` brings the magics; ``import skymagic as sky`` brings the same as functions and classes.
-Each name is imported when it is first used, for an import of this package must cost nothing: it also happens
-on every rank.
+``%load_ext skymagic`` registers the magics; ``import skymagic as sky`` provides the same as
+functions and classes. Each name is imported when it is first used, because importing this package
+must be cheap: it also happens on every rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-# name -> where it lives: "module" for the module itself, "module:attribute" for something in it
+# name -> location: "module" for the module itself, "module:attribute" for something in it
 _EXPORTS = {
     "AWS": "providers:AWS",
     "Compute": "api.compute:Compute",
@@ -46,7 +46,7 @@ _EXPORTS = {
 }
 
 _SECOND_NAMES = {"ComputePool", "compute"}
-"""Skyward's names of `Compute` and `function`; they work, and do not complete."""
+"""Skyward's names of `Compute` and `function`; they work, but are not offered by completion."""
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_EXPORTS]
 
 
@@ -73,15 +73,15 @@ def _version() -> str:
 
     try:
         return version(__name__)
-    except PackageNotFoundError:  # run from a folder that was never installed
+    except PackageNotFoundError:  # run from a source folder that is not installed
         return "0+unknown"
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics: what ``%load_ext skymagic`` calls. Twice is safe."""
+    """Register the magics. Called by ``%load_ext skymagic``; safe to call twice."""
     import_module(f"{__name__}.magics.magics").load_ipython_extension(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Unregister the magics: what ``%unload_ext skymagic`` calls. Twice is safe."""
+    """Unregister the magics. Called by ``%unload_ext skymagic``; safe to call twice."""
     import_module(f"{__name__}.magics.magics").unload_ipython_extension(shell)

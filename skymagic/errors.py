@@ -2,27 +2,28 @@
 
 ::
 
-    SkyError                     what happened, where, and what to do next
-    ├── RequestError             bad input, refused before anything starts; holds all mistakes
-    ├── CellSyntaxError          a cell that is not Python, refused before anything is sent
-    ├── CaptureError             names that cannot travel, or cannot be bound on a rank
-    ├── PackagesError            packages that a cell needs are missing on nodes, and cannot be installed there
-    ├── PoolError                a pool cannot be made, found or used, or was ended while something ran on it
-    │   ├── ProvisionError       machines or ranks did not come up
-    │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
-    │   │   ├── HostsError       several hosts at once; holds one HostError for each
-    │   │   └── CloudError       a cloud has refused, or does not answer: which permission or quota, and what to do
-    │   └── PoolStateError       the pool is not in a state that allows this
-    ├── FilesError               files could not be copied
-    └── RunError                 a cell failed on the ranks
-        ├── RankError            a rank raised; also of the type raised there, with that exception as ``__cause__``
-        ├── RankDied             a rank's process ended: signal or exit status
-        ├── ScriptError          a shell script failed on a node
-        ├── RunTimeout           the time given with ``--timeout`` is over
-        ├── RunInterrupted       the user pressed stop (also a KeyboardInterrupt)
-        └── ResultError          a value could not come back
+    SkyError                 what happened, where, and what to do next
+    ├── RequestError         bad input, refused before anything starts; holds all mistakes
+    ├── CellSyntaxError      a cell that is not Python, refused before anything is sent
+    ├── CaptureError         variables that cannot be sent, or cannot be bound on a rank
+    ├── PackagesError        packages of a cell are missing on nodes, and cannot be installed
+    ├── PoolError            a pool cannot be created, found or used, or was ended during a run
+    │   ├── ProvisionError   machines or ranks did not start
+    │   │   ├── HostError    a host could not be reached or used: which, why, and what to try
+    │   │   ├── HostsError   several hosts at once; holds one HostError for each
+    │   │   └── CloudError   a cloud refused or did not answer: permission or quota, and a remedy
+    │   └── PoolStateError   the pool is not in a state that allows this
+    ├── FilesError           files could not be copied
+    └── RunError             a cell failed on the ranks
+        ├── RankError        a rank raised; also has the type raised there, and it as ``__cause__``
+        ├── RankDied         a rank's process ended: signal or exit status
+        ├── ScriptError      a shell script failed on a node
+        ├── RunTimeout       the time given with ``--timeout`` is over
+        ├── RunInterrupted   the user pressed stop (also a KeyboardInterrupt)
+        └── ResultError      a value could not be returned
 
-A RunError renders as the rank's own traceback; every other error renders as its message alone, without internal frames.
+A RunError renders as the rank's own traceback; every other error renders as its message alone,
+without internal frames.
 """
 
 from __future__ import annotations
@@ -42,15 +43,24 @@ class SkyError(Exception):
     """Base of all errors of skymagic."""
 
     def _render_traceback_(self) -> list[str]:
-        """Lines that IPython shows: the message alone, for internal frames tell the user nothing."""
+        """Return the lines that IPython shows: only the message, because internal frames are of no
+        use to the user.
+        """
         return [f"{type(self).__name__}: {self}"]
 
 
 class _QuotingError(SkyError):
-    """Base of errors whose message may quote another machine: a login shell, a scheduler, a host's name."""
+    """Base of errors whose message may quote another machine: a login shell, a scheduler, a host's
+    name.
+    """
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(sanitized(one) if isinstance(one, str) else one for one in arguments))
+        super().__init__(
+            *(
+                sanitized(argument) if isinstance(argument, str) else argument
+                for argument in arguments
+            )
+        )
 
 
 class RequestError(_QuotingError):
@@ -72,7 +82,11 @@ class RequestError(_QuotingError):
 
 @contextmanager
 def noted_in(mistakes: list[str], before: str = "") -> Iterator[None]:
-    """Add what a block raises as RequestError to these mistakes, which are raised together later; `before` stands before each."""
+    """Add the mistakes of a RequestError in the block to `mistakes`, to be raised together later.
+
+    Args:
+        before: prefix for each of them.
+    """
     try:
         yield
     except RequestError as wrong:
@@ -84,19 +98,25 @@ class CellSyntaxError(SkyError):
 
 
 class CaptureError(SkyError):
-    """Variables that cannot travel to the ranks; the message names each with its type and a remedy."""
+    """Variables that cannot be sent to the ranks; the message names each with its type and a
+    remedy.
+    """
 
 
 class PackagesError(_QuotingError):
-    """Packages are missing on nodes and were not installed there; the message says why, and how it is done. Nothing was sent."""
+    """Packages that are missing on nodes and were not installed; the message gives the reason and a
+    remedy.
+
+    Nothing was sent.
+    """
 
 
 class PoolError(_QuotingError):
-    """A pool cannot be made, found or used, or was ended while something ran on it."""
+    """A pool cannot be created, found or used, or was ended while something ran on it."""
 
 
 class ProvisionError(PoolError):
-    """Machines or ranks did not come up; what had been started is released."""
+    """Machines or ranks did not start; everything started so far has been released."""
 
 
 class HostError(ProvisionError):
@@ -104,7 +124,7 @@ class HostError(ProvisionError):
 
     Args:
         host: as the user named it.
-        reason: what happened, without the host's name.
+        reason: the problem, without the host's name.
         remedy: what to try next; may be empty.
     """
 
@@ -118,7 +138,7 @@ class HostError(ProvisionError):
 
 
 class HostGone(HostError):
-    """A host is gone for certain, with all that ran there: nobody has to try it again."""
+    """A host is gone for certain, with everything that ran there; retrying is pointless."""
 
 
 class HostsError(ProvisionError):
@@ -126,7 +146,7 @@ class HostsError(ProvisionError):
 
     Args:
         failures: one for each host, in the user's order; at least one.
-        asked: how many hosts there were in all.
+        asked: total number of hosts.
     """
 
     def __init__(self, failures: Sequence[HostError], asked: int) -> None:
@@ -142,12 +162,13 @@ class HostsError(ProvisionError):
 
 
 class CloudError(ProvisionError):
-    """A cloud has refused a call, or has not answered it.
+    """A cloud refused a call, or did not answer it.
 
     Args:
-        kind: what it means: ``capacity``, ``quota``, ``permission``, ``credentials``, ``throttled``, …
-        code: the cloud's own name of it.
-        reason: what happened. remedy: what to do about it; may be empty.
+        kind: category: ``capacity``, ``quota``, ``permission``, ``credentials``, ``throttled``, …
+        code: the cloud's name of the error.
+        reason: the problem.
+        remedy: what to do about it; may be empty.
     """
 
     def __init__(self, kind: str, code: str, reason: str, remedy: str = "") -> None:
@@ -160,7 +181,7 @@ class CloudError(ProvisionError):
 
 
 class PoolStateError(PoolError):
-    """The pool's state does not allow what was asked."""
+    """The pool's state does not allow the operation."""
 
 
 class FilesError(_QuotingError):
@@ -171,7 +192,7 @@ class RunError(SkyError):
     """A cell failed on the ranks.
 
     Attributes:
-        failures: what each failed rank reported, in rank order (``results.Failure``).
+        failures: the report of each failed rank, in rank order (``results.Failure``).
     """
 
     failures: tuple[object, ...] = ()
@@ -180,17 +201,18 @@ class RunError(SkyError):
 class RankError(RunError):
     """A rank raised an exception.
 
-    What is raised has the type of that exception too, and its arguments, fields, attributes and message, unchanged; the rank
-    and its host are in its notes. An attribute of the exception's own goes before one that is listed here.
+    The error raised also has the type of that exception, and its arguments, fields, attributes and
+    message, unchanged; the rank and its host are in its notes. The exception's own attributes take
+    precedence over those listed here.
 
     Attributes:
         rank: the first rank that failed.
-        hostname: the machine that it runs on.
-        ename: the name of the exception's type, as it was on the rank.
+        hostname: its machine.
+        ename: the name of the exception's type, as on the rank.
         evalue: the exception's message.
         traceback: the rank's traceback as coloured lines, with the cell's own line numbers.
-        heading: what is shown above the traceback: which ranks.
-        below: lines that are shown under it: what became of the others.
+        heading: text above the traceback: the ranks that failed.
+        below: lines under the traceback: what happened to the other ranks.
     """
 
     rank: int
@@ -201,9 +223,11 @@ class RankError(RunError):
     heading: str
     below: tuple[str, ...]
     _report: dict[str, Any]
-    """All of these, whatever the exception itself calls so."""
+    """All of these, even if the exception has attributes of the same names."""
     _shown_notes: int
-    """How many of the notes are not shown under the traceback: the exception's own stand in it, the first of ours above it."""
+    """Number of notes that are not shown under the traceback: the exception's own are in it, and
+    skymagic's first is above it.
+    """
 
     def __init__(
         self,
@@ -230,7 +254,7 @@ class RankError(RunError):
         )
 
     def _set_report(self, report: Mapping[str, Any]) -> None:
-        """Take up what is known of the rank, beside what the exception has of its own."""
+        """Add the report on the rank to the exception's own attributes and notes."""
         own = vars(self)
         notes = [*own.get("__notes__", ()), *filter(None, (report["heading"], *report["below"]))]
         shown = {"_shown_notes": len(own.get("__notes__", ())) + bool(report["heading"])}
@@ -248,9 +272,8 @@ class RankError(RunError):
         report = self._report
         line = f"{report['ename']}: {report['evalue']}" if report["evalue"] else report["ename"]
         shown = [*(report["traceback"] or (line,))]
-        if notes := self.__notes__[
-            self._shown_notes :
-        ]:  # above the message, which is to be the last that one sees
+        # above the message, which should be the last thing the user sees
+        if notes := self.__notes__[self._shown_notes :]:
             last = [
                 i
                 for i, text in enumerate(shown)
@@ -264,8 +287,8 @@ class RankDied(RunError):
     """A rank's process ended while it was needed.
 
     Attributes:
-        rank: which rank.
-        hostname: the machine that it ran on.
+        rank: the rank.
+        hostname: its machine.
         status: its wait status: negative for a signal, else the exit code.
     """
 
@@ -282,12 +305,12 @@ class RankDied(RunError):
 
 
 class ScriptError(RunError):
-    """A script of ``%%sky_sh`` failed on a node; the message tells the cause, or its last lines.
+    """A ``%%sky_sh`` script failed on a node; the message gives the cause, or its last lines.
 
     Attributes:
-        node: which node.
-        hostname: the machine.
-        status: the script's exit code; negative for a signal; None when it could not be started.
+        node: the node.
+        hostname: its machine.
+        status: the script's exit code; negative for a signal; None if it could not be started.
     """
 
     def __init__(self, message: str, *, node: int, hostname: str, status: int | None) -> None:
@@ -307,21 +330,24 @@ class RunTimeout(RunError):
 
 
 class RunInterrupted(RunError, KeyboardInterrupt):
-    """The user interrupted the cell; also a KeyboardInterrupt, so that ``except Exception`` in a loop does not swallow it.
+    """The user interrupted the cell.
+
+    It is also a KeyboardInterrupt, so that ``except Exception`` in a loop does not swallow it.
 
     Attributes:
-        values: the values by rank of a function that had ended everywhere when the stop button was pressed, else None.
+        values: values by rank, if the function had already finished on all ranks when the stop
+            button was pressed; else None.
     """
 
     values: object = None
 
 
 class ResultError(RunError):
-    """Values that could not come back; the others are kept in ``values``.
+    """Values that could not be returned; the others are in ``values``.
 
     Attributes:
-        values: what did come back: ``values.value`` by rank, and ``values.variables`` by name; in the place of what
-            did not stands an object that says why.
+        values: the returned values: ``values.value`` by rank, and ``values.variables`` by name; a
+            missing one is replaced by an object with the reason.
     """
 
     values: object = None
