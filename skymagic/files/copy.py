@@ -55,7 +55,7 @@ def destination(found: Listing, target: str, kinds: Collection[str]) -> Destinat
     """Determine the destination by the rules of cp and rsync.
 
     The contents of a folder, and several files, go into `target`; so does any source if `target` is
-    a folder or ends in ``/``. Otherwise the source takes the name. A folder put to an existing
+    a folder or ends in ``/``. Otherwise it takes the name of `target`. A folder put to an existing
     folder of the same name updates it instead of going inside.
 
     Args:

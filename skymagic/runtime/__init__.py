@@ -1,4 +1,4 @@
-"""API for code that runs on a rank: its place in the pool, output control, its shard of the data.
+"""API for code that runs on a rank: its place in the pool, output control, its shard of data.
 
 It needs nothing but the standard library.
 

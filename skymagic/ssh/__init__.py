@@ -1,5 +1,4 @@
-"""Shells on other hosts: SSH connections over paramiko or OpenSSH's client, and channels of
-schedulers.
+"""Shells on other hosts: connections over paramiko or OpenSSH's client, and schedulers' channels.
 
 A `HostSpec` is a host as written, an `Endpoint` is the host as resolved, an `SSHConnection` is the
 host as connected::

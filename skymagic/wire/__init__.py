@@ -1,5 +1,4 @@
-"""Messages between skymagic's processes: the codec, each protocol, and the session that carries
-them.
+"""Messages between skymagic's processes: codec, protocols, and the sessions that carry them.
 
 codec        frozen dataclasses as lines of JSON, with raw bytes behind them; the byte streams below
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks

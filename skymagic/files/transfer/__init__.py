@@ -1,5 +1,4 @@
-"""File transfer between two machines, for both ends: entries, a comparison, then the files that
-differ.
+"""File transfer between two machines, for both ends: entries, comparison, and changed files.
 
 The messages, and their order, are in `skymagic.wire.files`.
 
