@@ -98,14 +98,16 @@ class CellSyntaxError(SkyError):
 
 
 class CaptureError(SkyError):
-    """Variables that cannot be sent to the ranks; the message names each with its type and a
-    remedy.
+    """Variables that cannot be sent to the ranks.
+
+    The message names each with its type and a remedy.
     """
 
 
 class PackagesError(_QuotingError):
-    """Packages that are missing on nodes and were not installed; the message gives the reason and a
-    remedy.
+    """Packages that are missing on nodes and were not installed.
+
+    The message gives the reason and a remedy.
 
     Nothing was sent.
     """

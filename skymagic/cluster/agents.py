@@ -104,8 +104,9 @@ class Agents(AgentRequests):
         *,
         partly: bool = False,
     ) -> None:
-        """Open all links to running agents, and wait for the state of all ranks: ready, failed, or
-        ended.
+        """Open all links to running agents, and wait for the state of all ranks.
+
+        A rank is ready, failed, or ended.
 
         Args:
             partly: True if nodes other than the head may be gone.
@@ -179,8 +180,9 @@ class Agents(AgentRequests):
         self._order(sorted_ranks, generation)
 
     def reshape(self, specs: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
-        """Change the set of ranks: wait for the end of those missing in `specs`; new ones are not
-        started yet.
+        """Change the set of ranks: wait for the end of those missing in `specs`.
+
+        New ones are not started yet.
 
         Raises:
             ProvisionError: a rank did not end in time.
@@ -243,8 +245,9 @@ class Agents(AgentRequests):
             self.abandon(index, f"the agent on {self.nodes[index].name} does not answer")
 
     def abandon(self, index: int, reason: str) -> None:
-        """Give up a node whose link is up, and everything that runs there; `revive` starts another
-        agent.
+        """Give up a node whose link is up, and everything that runs there.
+
+        `revive` starts another agent.
         """
         self.lose(index, reason)
         self._links[index].drop()

@@ -1,6 +1,4 @@
-"""Check all nodes of a pool at once: each runs `skymagic.kernels.check`, and `health` judges its
-report.
-"""
+"""Check all nodes of a pool at once with `skymagic.kernels.check`; `health` judges the reports."""
 
 from __future__ import annotations
 
@@ -77,8 +75,9 @@ def _check_node(node: Node, opened: list[Transport]) -> Health:
 
 
 def _clock(ask: Callable[[wire.CheckMessage], wire.CheckMessage]) -> tuple[float, float]:
-    """Return how far the node's clock is ahead, in seconds, and the error bound, from the fastest
-    answer as in NTP.
+    """Return how far the node's clock is ahead, in seconds, and the error bound, as in NTP.
+
+    The fastest answer counts.
     """
     readings = []
     for _ in range(CLOCK_READINGS):

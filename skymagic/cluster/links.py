@@ -1,6 +1,4 @@
-"""Connections to all agents of a pool: messages, requests with replies, and addresses between
-nodes.
-"""
+"""Connections to all agents of a pool: messages, requests, and addresses between nodes."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ class PendingCalls:
 
 
 class AgentLink:
-    """Connection to one node's agent: sends messages, and dispatches incoming ones on its own
-    thread.
+    """Connection to one node's agent, with a thread that dispatches incoming messages.
 
     Args:
         transport: byte streams to the agent.
@@ -260,8 +257,8 @@ class Routes:
         return [head_address, *(replies[index].routes[head_address] for index in other_indices)]
 
     def listen(self, indices: Iterable[int]) -> None:
-        """Have these nodes listen at the addresses known to the others, which can later probe
-        whether one is dead.
+        """Have these nodes listen at their addresses, so that others can later probe if they are
+        dead.
 
         Returns at once. Called whenever agents are new to this notebook: after the start, after
         attaching, and after agents were restarted.
@@ -275,8 +272,9 @@ class Routes:
                 self._links[index].send(wire.ListenForProbes(nodes[index].address, number))
 
     def _places(self, index: int) -> dict[str, int]:
-        """Return a node's addresses for probes (address → port); empty until it has reported
-        them.
+        """Return a node's addresses for probes (address → port).
+
+        The result is empty until it has reported them.
         """
         reply = self._listening.get(index)
         return reply.addresses if reply is not None else {}

@@ -117,9 +117,7 @@ class States:
         return self.specs[rank][0] in self.away
 
     def late(self, seconds: float) -> list[int]:
-        """Return the ranks still starting if no rank has made progress for this many seconds, else
-        [].
-        """
+        """Return the ranks still starting, if none has made progress for this long; else []."""
         with self._changed:
             if time.monotonic() - self._progress_at < seconds:
                 return []

@@ -82,7 +82,7 @@ class AgentRequests(States):
             return dict(answers)
 
     def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
-        """Return a node's answer to a `wire.ReadLog` with these fields, or None after `timeout`
+        """Return a node's answer to a `wire.ReadLog` with these fields; None after `timeout`
         seconds.
         """
         with self._calls.call() as (number, answers):

@@ -17,8 +17,9 @@ TIMEOUT = 20.0
 
 
 def last(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
-    """Return the last lines of a rank's log and the log's size in bytes; also for a rank that has
-    ended.
+    """Return the last lines of a rank's log and the log's size in bytes.
+
+    This also works for a rank that has ended.
 
     Raises:
         PoolError: its node did not answer. The functions below raise it too.
@@ -28,8 +29,9 @@ def last(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
 
 
 def since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
-    """Return a rank's log from byte `start` on and where it ends; wait for new output up to
-    `timeout` seconds.
+    """Return a rank's log from byte `start` on and where it ends.
+
+    Wait for new output up to `timeout` seconds.
     """
     reply = agents.read_log(rank, timeout, start=start)
     return ("", start) if reply is None else (reply["text"], reply["end"])

@@ -1,5 +1,4 @@
-"""The notebook's end of a node's session (`wire.session`): an agent and TCP ports that survive
-connections.
+"""The notebook's end of a node's session: an agent and TCP ports that survive connections.
 
 A tunnel is one session with a node's daemon (exactly once, by sequence numbers) over a sequence of
 connections. It reconnects, forwards ports and reports its state.
@@ -125,8 +124,9 @@ class Tunnel:
     # -- public ------------------------------------------------------------------------------------
 
     def forward(self, address: str, port: int, wanted: int = 0) -> int:
-        """Return a port of 127.0.0.1 that leads to an address and port on the node; the same one
-        each time.
+        """Return a port of 127.0.0.1 that leads to an address and port on the node.
+
+        Repeated calls return the same port.
 
         Args:
             wanted: the local port, if it is free.
@@ -371,8 +371,7 @@ class Tunnel:
     # -- the end -----------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Ask the agent to end everything, and wait for it, but not long for a node that is not
-        connected.
+        """Ask the agent to end everything, and wait for it, but not long for an unconnected node.
 
         Such a node is notified as soon as it is back: its processes must neither block a new agent
         nor run for long.
@@ -427,8 +426,9 @@ class AgentTunnel:
         """Tunnels to agents that were out of reach when they had to end; each is notified later."""
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
-        """Return the transport to a new agent, after ending the previous one; the arguments are
-        `Tunnel`'s.
+        """Return the transport to a new agent, after ending the previous one.
+
+        The arguments are `Tunnel`'s.
         """
         self.close(linger=True)
         if self._tunnel is not None and self._tunnel.lingering:
@@ -447,9 +447,7 @@ class AgentTunnel:
         return self._tunnel.agent
 
     def forward(self, address: str, port: int, wanted: int = 0) -> int:
-        """Return a local port that leads to an address and port on the node, as
-        `Tunnel.forward`.
-        """
+        """Return a local port that leads to a port of the node, as `Tunnel.forward`."""
         assert self._tunnel is not None
         return self._tunnel.forward(address, port, wanted)
 

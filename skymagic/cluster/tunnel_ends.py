@@ -1,5 +1,4 @@
-"""The two ends of a tunnel: one connection to a node's attach process, and the transport to its
-agent.
+"""The two ends of a tunnel: a connection to the attach process, and the agent's transport.
 
 The transport does not notice lost connections.
 """
@@ -56,8 +55,9 @@ class TunnelConnection:
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
     def wait_closed(self, timeout: float) -> None:
-        """Wait until its transport is closed, if it has one; a transport that is still being opened
-        is closed later.
+        """Wait until its transport is closed, if it has one.
+
+        A transport that is still being opened is closed later.
         """
         if self._transport is not None:
             self.closed.wait(timeout)

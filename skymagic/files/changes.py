@@ -134,8 +134,9 @@ def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Wri
 def large_pieces(
     entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]
 ) -> dict[int, str]:
-    """Return the pieces already present of large files to transfer, by number; small files are sent
-    whole.
+    """Return the pieces already present of large files to transfer, by number.
+
+    Small files are sent whole.
     """
     wanted_numbers = set(want)
     return {

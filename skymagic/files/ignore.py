@@ -1,5 +1,4 @@
-"""Files that a sync leaves out: by .gitignore at every level, .git itself, and the image's
-excludes.
+"""Files that a sync leaves out: by .gitignore at every level, .git, and the image's excludes.
 
 Patterns match as git matches them: gitignore(5), and wildmatch.c and dir.c of git for details that
 the manual omits. pathspec cannot replace `Patterns`: its version 1.1.1 interprets ``[[:upper:]]*``
@@ -164,8 +163,9 @@ class Pattern:
     regex: re.Pattern[str]
 
     def matches(self, path: str, folder: bool) -> bool:
-        """Return True if the line matches this path itself; a matching folder above does not
-        count.
+        """Return True if the line matches this path itself.
+
+        A matching folder above does not count.
         """
         if self.folders_only and not folder:
             return False

@@ -201,8 +201,9 @@ def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
 
 
 def everyone() -> bool:
-    """Return True if all ranks of the pool take part in the current run; called at each training
-    step.
+    """Return True if all ranks of the pool take part in the current run.
+
+    It is called at each training step.
     """
     return _everyone
 
@@ -322,8 +323,9 @@ def stdout(function: F | None = None, /, *, only: Only = "head") -> Any:
 
 
 def stderr(function: F | None = None, /, *, only: Only = "head") -> Any:
-    """Show standard error from some ranks only, as `stdout`; warnings, logging and progress bars
-    use it.
+    """Show standard error from some ranks only, as `stdout`.
+
+    Warnings, logging and progress bars use it.
     """
     return _control("stderr", function, only)
 

@@ -35,8 +35,7 @@ no other way.
 
 
 def left_out_by_warnings(function: Function) -> Function:
-    """Let a library that warns about its caller (``stacklevel=2``) report the user's line in spite
-    of this frame.
+    """Make a library's warnings (``stacklevel=2``) name the user's line in spite of this frame.
 
     Filters by module then work too: ``ignore::FutureWarning:__main__``.
     """
@@ -90,8 +89,7 @@ _finder = _Finder()
 
 
 def when_imported(name: str, adapt: Adapt) -> None:
-    """Call `adapt` with the module `name` after its code has run, or at once if it is already
-    imported.
+    """Call `adapt` with the module `name` after its code has run, at once if already imported.
 
     Errors of `adapt` are ignored: another version of a library may lack the parts to adapt, and
     works unadapted.

@@ -1,5 +1,4 @@
-"""A key-value store of the pool's ranks, for values needed before a process group exists, such as
-its store's port.
+"""A key-value store of the pool's ranks, for values needed before a process group exists.
 
 Values go rank → agent → all ranks, so that no port has to be guessed. The keys of each process
 group include its generation, so that a late rank does not read values of an earlier group.

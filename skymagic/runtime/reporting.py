@@ -1,5 +1,6 @@
-"""`report`: training metrics by step, cheap enough for each step; the rank's kernel sends them
-twice a second.
+"""`report`: training metrics by step, cheap enough for each step.
+
+The rank's kernel sends them twice a second.
 
 ::
 

@@ -1,5 +1,4 @@
-"""Redirection of standard streams at the level of file descriptors (``dup2``), to silence a
-process's output.
+"""Redirection of standard streams by file descriptor (``dup2``), to silence a process's output.
 
 While a stream is silenced its descriptor leads to a sink, which receives the output of Python, C
 code and child processes, from all threads.
@@ -113,8 +112,9 @@ class StandardStream:
 
 
 class StandIn(io.TextIOBase):
-    """Stand-in for a stream without a descriptor during a silence; passes writes on to the original
-    afterwards.
+    """Stand-in for a stream without a descriptor during a silence.
+
+    Passes writes on to the original afterwards.
     """
 
     encoding = "utf-8"
@@ -146,9 +146,7 @@ class StandIn(io.TextIOBase):
 
 
 def _after_fork() -> None:
-    """Replace the locks in a forked child, because another thread of the parent may have held
-    them.
-    """
+    """Replace the locks in a forked child: another thread of the parent may have held them."""
     for stream in STREAMS.values():
         stream.lock = threading.RLock()
 
@@ -191,9 +189,7 @@ def end_all() -> None:
 
 
 def writes_to(stream: Any, fd: int) -> bool:
-    """Return True if a stream object writes to this descriptor, rather than to a notebook or
-    memory.
-    """
+    """Return True if a stream writes to this descriptor, not to a notebook or memory."""
     try:
         return bool(stream.fileno() == fd)
     except (AttributeError, OSError, ValueError):

@@ -1,5 +1,6 @@
-"""Channels backed by local sockets: a program (``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``)
-or a thread.
+"""Channels backed by local sockets.
+
+A program (``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``) or a thread is behind them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""ssh_config(5) evaluated for a host: ~/.ssh/config, /etc/ssh/ssh_config, and options on the
-magic's line.
+"""ssh_config(5) evaluated for a host.
+
+Sources are ~/.ssh/config, /etc/ssh/ssh_config, and options on the magic's line.
 
 ``ssh -G`` cannot be used instead: it prints several UserKnownHostsFile without quotes (a path with
 a space becomes two), leaves the tokens of ProxyCommand unexpanded, ignores $HOME, and ssh may not
@@ -290,8 +291,9 @@ def _check_private(path: Path) -> None:
 
 
 def _included(path: Path, home: Path, depth: int, *, private: bool = False) -> str:
-    """Return a configuration file with its includes; the enclosing block continues after an
-    Include.
+    """Return a configuration file with its includes.
+
+    The enclosing block continues after an Include.
 
     Host blocks in an included file also count if the Include stands within another block.
 

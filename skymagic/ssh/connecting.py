@@ -79,8 +79,9 @@ def connect_all(
 
 
 class _Attempts:
-    """Concurrent connects, a thread for each host; their events go to the caller's thread over a
-    queue.
+    """Concurrent connects, a thread for each host.
+
+    Their events go to the caller's thread over a queue.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
@@ -198,8 +199,9 @@ def _open_transport(
     resources: contextlib.ExitStack,
     via: tuple[Endpoint, paramiko.Transport] | None = None,
 ) -> paramiko.Transport:
-    """Open an authenticated transport through the jump hosts; `resources` closes everything that it
-    uses.
+    """Open an authenticated transport through the jump hosts.
+
+    `resources` closes everything that it uses.
     """
     for jump in endpoint.proxy_jump:
         try:

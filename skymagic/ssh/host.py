@@ -232,9 +232,7 @@ def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
 
 
 def _receive_script(path: str, nbytes: int, mode: int) -> str:
-    """Return a script that writes its standard input to a temporary file, which it renames
-    atomically.
-    """
+    """Return a script that writes its standard input to a file, with an atomic rename."""
     quoted_path = shlex.quote(path if path.startswith("/") else f"./{path}")
     return (
         f"umask 077; path={quoted_path}; part=$path.$$.part\n"

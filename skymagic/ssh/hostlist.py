@@ -1,5 +1,6 @@
-"""Host names and ranges as users write them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``,
-``[fe80::1]:22``, ``@file``.
+"""Host names and ranges as users write them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``, ``@file``.
+
+An IPv6 address with a port is ``[fe80::1]:22``.
 """
 
 from __future__ import annotations

@@ -196,9 +196,7 @@ def authenticate(
 
 
 def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
-    """Return True if OpenSSH could try more than the refused keys: passwords, codes, Kerberos,
-    hardware keys.
-    """
+    """Return True if OpenSSH could try more: passwords, codes, Kerberos, hardware keys."""
     import paramiko
 
     names = (*endpoint.identities, *(() if endpoint.identities_given else SECURITY_KEYS))
@@ -225,8 +223,9 @@ def _silence_log(transport: paramiko.Transport) -> None:
 
 
 def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]) -> None:
-    """Offer fast ciphers first, and first the host key types in known_hosts: such a key can be
-    verified.
+    """Offer fast ciphers, and the host key types in known_hosts, first.
+
+    The host then shows a key that can be verified.
     """
     options = transport.get_security_options()
     options.ciphers = preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))

@@ -192,8 +192,9 @@ def _master(
 
 
 def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
-    """Return the ssh command for a host; it follows $HOME as skymagic does, which ssh alone does
-    not.
+    """Return the ssh command for a host.
+
+    It follows $HOME as skymagic does, which ssh alone does not.
     """
     import pwd
 
@@ -244,8 +245,9 @@ def _turn(path: str, cancellation: Cancellation) -> Iterator[None]:
 
 
 def _held(label: str, path: str) -> socket.socket | None:
-    """Connect to the master at this path, or return None if there isn't one; remove a dead one's
-    socket.
+    """Connect to the master at this path, or return None if there isn't one.
+
+    Remove a dead one's socket.
     """
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(CONNECT_TIMEOUT)
@@ -339,8 +341,9 @@ def _attended(
     cancellation: Cancellation,
     ask: Ask | None,
 ) -> bool:
-    """Answer a program's prompts until it ends or takes too long; return False if a prompt stays
-    unanswered.
+    """Answer a program's prompts until it ends or takes too long.
+
+    Return False if a prompt stays unanswered.
     """
     end = time.monotonic() + LOGIN_SECONDS
     while program.poll() is None and time.monotonic() < end:

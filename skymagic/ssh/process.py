@@ -165,8 +165,9 @@ class Process:
     # -- Transport ---------------------------------------------------------------------------------
 
     def read(self) -> bytes:
-        """Return bytes of its standard output, at least one; b"" when it has ended or the
-        connection is lost.
+        """Return bytes of its standard output, at least one.
+
+        Return b"" when it has ended or the connection is lost.
         """
         if self._unread:
             data, self._unread = self._unread, b""
@@ -248,8 +249,9 @@ class Process:
             self._channel.shutdown_write()
 
     def finish(self, timeout: float | None = None) -> int | None:
-        """Wait for its exit status after its output has ended; return None after `timeout`
-        seconds.
+        """Wait for its exit status after its output has ended.
+
+        Return None after `timeout` seconds.
         """
         self._channel.status_event.wait(timeout)
         self._thread.join(timeout=1.0)

@@ -1,5 +1,6 @@
-"""A channel that a scheduler transports unencrypted, with TLS inside: the node's shells run within
-the session.
+"""A channel that a scheduler transports unencrypted, with TLS inside.
+
+The node's shells run within the session.
 
 ::
 

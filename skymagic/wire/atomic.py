@@ -1,6 +1,4 @@
-"""Private files that are replaced atomically: a concurrent reader sees either the old or the new
-content.
-"""
+"""Private files, replaced atomically: a concurrent reader sees the old or the new content."""
 
 from __future__ import annotations
 
@@ -82,8 +80,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def state_folder(kind: str) -> Path:
-    """Return the user's private folder for state that outlives a notebook: ``pools``, ``logs``,
-    ``costs``, …
+    """Return the private folder for state that outlives a notebook: ``pools``, ``logs``, ``costs``,
+    …
     """
     from platformdirs import user_state_path
 

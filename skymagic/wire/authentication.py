@@ -29,8 +29,9 @@ While no file descriptor is free, accept(2) fails immediately every time.
 
 
 class Door:
-    """Accept a listener's connections, each on its own thread, with a limit on unauthenticated
-    ones.
+    """Acceptor of a listener's connections, with a limit on unauthenticated ones.
+
+    Each connection is served on its own thread.
 
     A new connection displaces the oldest one when there are too many. A sender with the secret
     proves it within milliseconds, so strangers who hold connections open cannot keep it out.
@@ -115,8 +116,9 @@ class Door:
 
 
 def accept_ready(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection announced by a selector; return None if it is gone or no descriptor is
-    free.
+    """Accept a connection announced by a selector.
+
+    Return None if it is gone or no descriptor is free.
 
     Without a free descriptor the selector announces the connection again at once. The pause keeps
     the caller's loop from using a whole core.

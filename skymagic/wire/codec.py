@@ -1,5 +1,4 @@
-"""Message codec of all protocols: lines of JSON, followed by raw bytes if the message type has a
-payload.
+"""Message codec of all protocols: lines of JSON, optionally followed by raw bytes.
 
     ["Kind",{"field":value,…}]⏎                   a message
     ["Kind",{"field":value,…,"nbytes":n}]⏎ n bytes  a message with a payload (`WithPayload`)

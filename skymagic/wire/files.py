@@ -104,8 +104,9 @@ class CompareReply(FileMessage):
 
 
 class Write(FileMessage):
-    """Announce the files of the last `Compare` that follow, by number; those in `equal` need only
-    their times set.
+    """Announce the files of the last `Compare` that follow, by number.
+
+    Those in `equal` need only their times set.
     """
 
     want: list[int]

@@ -26,9 +26,7 @@ _IMPORTING = "skymagic.importing."
 
 
 def import_names(module: str) -> Names:
-    """Return the names of a row that reports which module a rank is importing; "" when the import
-    is over.
-    """
+    """Return the names of a row that reports the module being imported; "" when that is over."""
     return (f"{_IMPORTING}{module}",)
 
 

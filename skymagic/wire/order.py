@@ -1,5 +1,4 @@
-"""Orders from the notebook to its ranks, sent through ipyparallel as the first line of a run's
-code.
+"""Orders from the notebook to its ranks: the first line of a run's code in ipyparallel.
 
 ::
 
@@ -90,8 +89,8 @@ class Lend(_Order):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoin(_Order):
-    """Form the process group again with replaced ranks, or only resynchronize the ranks after a
-    failed cell.
+    """Form the process group again with replaced ranks, or only resynchronize after a failed
+    cell.
     """
 
     generation: int

@@ -1,5 +1,4 @@
-"""Processes: the modules that they start in one another, signals by pid, and exit statuses in
-words.
+"""Processes: modules that they start in one another, signals by pid, exit statuses in words.
 
 ``python -m`` runs each of the first nine modules in a separate process. A rank is forked and
 imports its module after that. `tests/test_house.py` reads this table of process boundaries, which
@@ -76,9 +75,7 @@ def boot_id() -> str:
 
 
 def started(pid: int) -> int:
-    """Return a process's start time in ticks since boot, or 0 if it has ended or the system does
-    not report it.
-    """
+    """Return a process's start time in ticks since boot; 0 if it has ended or that is unknown."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         # the process name may contain blanks and brackets
         fields = file.read().rpartition(b")")[2].split()
@@ -131,9 +128,7 @@ def describe(exited: RankExited) -> str:
 
 
 def status_words(status: int | None, out_of_memory: bool = False) -> str:
-    """Describe an exit status of `subprocess`: an exit code, negative for a signal, None if
-    unknown.
-    """
+    """Describe an exit status of `subprocess`: a code, negative for a signal, None if unknown."""
     if status is None:
         return "it is unknown how"
     if status >= 0:
@@ -151,9 +146,7 @@ def status_words(status: int | None, out_of_memory: bool = False) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name: "SIGKILL", or "signal 40" for one without a name, such as real-time
-    signals.
-    """
+    """Return a signal's name, or "signal 40" for one without a name, such as real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,5 +1,4 @@
-"""An agent's record about itself, next to its daemon's socket, for logins that know nothing about
-its pool.
+"""An agent's record about itself, for logins that know nothing about its pool.
 
 The file has two lines: the agent's ``PID TICKS BOOT``, from which a shell can check that it is
 still running, and the record as JSON.
@@ -75,8 +74,9 @@ def why_unsafe(folder: str) -> str | None:
 
 
 def connect(folder: str) -> socket.socket | None:
-    """Connect to the daemon that listens in this user's run directory; return None if none does in
-    time.
+    """Connect to the daemon that listens in this user's run directory.
+
+    Return None if none does in time.
     """
     if why_unsafe(folder) is not None:
         return None
@@ -164,9 +164,7 @@ def read(line: str) -> AgentRecord | None:
 
 
 def ended_by(folder: Path) -> str:
-    """Return the name of whoever ended the agent of this run directory from outside, or "" if none
-    was recorded.
-    """
+    """Return who ended the agent of this run directory from outside, or "" if not recorded."""
     with contextlib.suppress(OSError), open(folder / ENDED, "rb") as file:
         return sanitized_line(file.read(MAX_ENDED).decode(errors="replace").strip())
     return ""

@@ -67,9 +67,7 @@ ABANDONED_TIMEOUT = 5.0
 
 
 def home_key(job: str) -> str:
-    """Return the path of a pool's channel key in a home folder that the notebook and the nodes may
-    share.
-    """
+    """Return the path of a pool's channel key in a home folder that nodes may share."""
     return os.path.join(os.path.expanduser("~"), ".skymagic", "channels", job, "key")
 
 
@@ -84,8 +82,8 @@ def fingerprint_of(pem: str) -> str:
 
 
 def proof(key: str, role: str, seen: str) -> str:
-    """Return proof that one end (`NODE`, `NOTEBOOK`) knows the key in the session with this
-    fingerprint.
+    """Return proof that one end (`NODE`, `NOTEBOOK`) knows the key in this fingerprint's
+    session.
     """
     message = role.encode() + b"\0" + seen.encode()
     return hmac.new(key.encode(), message, hashlib.sha256).hexdigest()
@@ -261,8 +259,7 @@ def main(job: str, pinned: str = "") -> int:
 
 
 def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
-    """Prove that this node knows the key, check the notebook's proof, and return the command to
-    run.
+    """Prove knowledge of the key, check the notebook's proof, and return the command to run.
 
     Raises:
         PermissionError: the other end is not the pool's notebook, or refuses this node.
@@ -345,8 +342,9 @@ def read_key(path: str) -> str:
 
 
 def store(key: str, wait: bool) -> None:
-    """Store the key in the holder's folder, so that later sessions depend on neither the home
-    folder nor trust.
+    """Store the key in the holder's folder.
+
+    Later sessions then depend on neither the home folder nor trust.
 
     Args:
         wait: wait until the holder has created its folder.

@@ -1,6 +1,4 @@
-"""Protocol of a node's value server (`data.remote` has a diagram); messages are encoded by
-`wire.codec`.
-"""
+"""Protocol of a node's value server (see the diagram in `data.remote`), encoded by `wire.codec`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Standard output and error of a rank in one pipe, so that the agent reads them in the order
-written.
+"""Standard output and error of a rank in one pipe, in the order written.
 
 ::
 
@@ -22,8 +21,9 @@ MOST = select.PIPE_BUF - HEADER_BYTES
 
 
 def frame(text: bytes | memoryview) -> bytes:
-    """Return a frame of standard error for the pipe of standard output; `text` has at most `MOST`
-    bytes.
+    """Return a frame of standard error for the pipe of standard output.
+
+    `text` has at most `MOST` bytes.
     """
     return MARK + b"%04x\x00" % len(text) + bytes(text)
 

@@ -16,8 +16,8 @@ PIECE = 1 << 16
 
 
 def context(pem: str, *, server: bool) -> ssl.SSLContext:
-    """Return the TLS settings for an end, from the certificate and private key (`pem`) that both
-    ends share.
+    """Return the TLS settings for an end, from the certificate and key (`pem`) that both ends
+    share.
     """
     settings = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     settings.check_hostname = False  # the key identifies the other end, not its name

@@ -46,8 +46,9 @@ class FolderComparison:
         *,
         contents: bool,
     ) -> CompareReply:
-        """Return the differences here; `origin`, a machine, and `tops` on it identify the
-        source.
+        """Return the differences here.
+
+        `origin`, a machine, and `tops` on it identify the source.
         """
         found = CompareReply([], [], [], list(self.unsafe))
         if found.problems:
@@ -71,8 +72,9 @@ class FolderComparison:
         return found
 
     def _look_for_pieces(self, found: CompareReply, stopped: Callable[[], bool]) -> int:
-        """Record the pieces present of files; return the bytes of files to send that lost
-        connections left behind.
+        """Record the pieces present of files.
+
+        Return the bytes of files to send that lost connections left behind.
         """
         resumable = 0
         large = [number for number in found.want if self.entries[number].size >= LARGE]

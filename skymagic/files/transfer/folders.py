@@ -1,5 +1,4 @@
-"""Folders below a base, opened one by one by descriptor and never through a link (openat,
-O_NOFOLLOW).
+"""Folders below a base, opened by descriptor and never through a link (openat, O_NOFOLLOW).
 
 The contents of a base come from others, who may put a link in place of a folder, between two copies
 or in the middle of one. A path is looked up again by each system call, and follows the link; a
@@ -126,8 +125,9 @@ class Folders:
         self._open: list[tuple[str, int]] = []
 
     def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
-        """Return the ``dir_fd`` and name of an entry for functions of `os`; valid until the next
-        call.
+        """Return the ``dir_fd`` and name of an entry for functions of `os`.
+
+        They are valid until the next call.
 
         Args:
             path: below the base, with ``/`` between its parts.

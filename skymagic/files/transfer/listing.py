@@ -1,5 +1,4 @@
-"""A source as a list of entries: one file, a folder with its contents, or a folder's contents
-alone.
+"""A source as a list of entries: a file, a folder with its contents, or only the contents.
 
 Entries are plain values, with paths below a base; `unsafe` finds those that must not be trusted.
 Links that lead out of the source are skipped unless requested.
@@ -65,9 +64,7 @@ class Top:
 
 
 def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
-    """Return the entries with the first part of each path replaced, or unchanged if `name` is
-    None.
-    """
+    """Return the entries with the first part of each path replaced, unless `name` is None."""
     if name is None:
         return list(entries)
     return [replace(entry, path="/".join([name, *entry.path.split("/")[1:]])) for entry in entries]

@@ -48,8 +48,9 @@ def part_name(path: str) -> str:
 
 
 def lock(descriptor: int, kind: int) -> bool:
-    """Lock a part without waiting (``LOCK_EX`` to write, ``LOCK_SH`` to read); return True if
-    nothing else writes it.
+    """Lock a part without waiting (``LOCK_EX`` to write, ``LOCK_SH`` to read).
+
+    Return True if nothing else writes it.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

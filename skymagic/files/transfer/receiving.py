@@ -64,8 +64,9 @@ class PartFile:
         self._present = present
 
     def _resumed(self) -> int:
-        """Open the part left of the file, or a new one; return -1 if another process writes or owns
-        it.
+        """Open the part left of the file, or a new one.
+
+        Return -1 if another process writes or owns it.
         """
         with contextlib.suppress(OSError):
             descriptor = os.open(

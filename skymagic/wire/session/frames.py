@@ -1,5 +1,4 @@
-"""Frames and handshake of a session: exactly-once delivery by cumulative acknowledgements (as TCP,
-RFC 9293).
+"""Frames and handshake of a session: exactly-once delivery by acknowledgements (as TCP, RFC 9293).
 
 Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection
 come in, frames come out, each exactly once and in order. Sent frames are kept until they are
@@ -86,8 +85,7 @@ class Session:
             self.backlog += len(encoded)
 
     def resume(self, received: int) -> None:
-        """Continue over a new connection, given the number of frames that the other end has
-        received.
+        """Continue over a new connection; the other end has received this many frames.
 
         Raises:
             ProtocolError: the number is impossible, so it is not the other end of this session.
@@ -116,8 +114,9 @@ class Session:
         return HEADER.pack(GONE, 0, 0, 0)
 
     def take(self, limit: int) -> bytes:
-        """Return about `limit` bytes to write next to the current connection; b"" if nothing is
-        waiting.
+        """Return about `limit` bytes to write next to the current connection.
+
+        Return b"" if nothing is waiting.
         """
         if self._sent == self._last:
             return b""

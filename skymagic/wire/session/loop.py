@@ -1,5 +1,4 @@
-"""Event loop at either end of a session: its current connection, and the TCP sockets in its
-channels.
+"""Event loop at either end of a session: its connection, and the TCP sockets in its channels.
 
 Channels have credit-based flow control. A receiver grants each channel a window of bytes, as in SSH
 (RFC 4254, section 5.2) and HTTP/2, so that one slow reader does not block the whole session. While
@@ -138,8 +137,9 @@ class Channels:
                 stream.unreported = 0
 
     def _close_or_update(self, stream: ChannelSocket) -> None:
-        """Forward the end of the stream once all earlier bytes are written; forget the stream when
-        both ways have ended.
+        """Forward the end of the stream once all earlier bytes are written.
+
+        Forget the stream when both ways have ended.
         """
         if stream.finishing and not stream.out and not stream.connecting and not stream.shut:
             stream.shut = True
@@ -208,8 +208,9 @@ class SessionLoop:
     # -- the loop ----------------------------------------------------------------------------
 
     def watch(self, source: Any, call: Callable[[int], None], mask: int = READABLE) -> None:
-        """Call a function with the source's ready events; a mask of 0 stops this, another mask
-        replaces the last one.
+        """Call a function with the source's ready events.
+
+        A mask of 0 stops this, another mask replaces the last one.
         """
         registered = source in self._select.get_map()
         if mask:
@@ -300,8 +301,9 @@ class SessionLoop:
         self.flush()
 
     def restart(self, session: Session) -> None:
-        """Start another session with another end; the connection and all channels of this one are
-        closed.
+        """Start another session with another end.
+
+        The connection and all channels of this one are closed.
         """
         self._drop()
         self.channels.close()
