@@ -43,6 +43,7 @@ def _take(folder: Path) -> None:
         PermissionError: the folder belongs to another user.
     """
     status = folder.stat()
+    # The owner could make it writable again at any time.
     if status.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user (uid {status.st_uid})")
     if status.st_mode & OTHERS_WRITE:
@@ -76,6 +77,7 @@ def write(path: Path, content: bytes) -> None:
             file.write(content)
         part.replace(path)
     finally:
+        # It still exists only if the write or the rename failed.
         part.unlink(missing_ok=True)
 
 

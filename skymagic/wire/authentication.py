@@ -81,6 +81,7 @@ class Door:
             return
         with self._lock:
             self._unknown[sock] = None
+        # A new connection displaces the oldest: strangers who hold connections cannot keep it out.
         self._close_oldest(len(self._unknown) - self._most)
         try:
             threading.Thread(target=self._answer, args=(sock,), daemon=True).start()
@@ -90,12 +91,14 @@ class Door:
 
     def _answer(self, sock: socket.socket) -> None:
         try:
+            # With TLS the handshake authenticates the sender; without it, `serve` does.
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
                 self._known(sock)
             self._serve(sock)
         except (OSError, ValueError):
             sock.close()
+        # Authenticated or closed: it no longer counts toward the limit.
         finally:
             self._known(sock)
 
@@ -154,6 +157,7 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
         OSError: the connection failed.
         TimeoutError: the answer took more than `seconds` in all.
     """
+    # A new nonce each time, so that a recorded answer is worthless.
     nonce = secrets.token_bytes(NONCE_BYTES)
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)

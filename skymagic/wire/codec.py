@@ -108,6 +108,8 @@ class Codec(Generic[M]):
             ValueError: it is not a message, or none was found in `max_line` bytes.
         """
         decoder, start = self.decoder(noise=noise), 0
+        # Decode line by line, because everything behind the first message belongs to another
+        # decoder.
         while end := data.find(b"\n", start) + 1:
             for message in decoder.feed(data[start:end]):
                 return message, data[end:]
@@ -139,6 +141,7 @@ class Codec(Generic[M]):
                     missing -= len(item)
                 else:
                     message, pieces, missing = item, [], payload_size(item)
+                # The payload is complete, or there is none.
                 if not missing:
                     yield message, pieces[0] if len(pieces) == 1 else b"".join(pieces)
         raise EOFError("the other end is gone")
@@ -172,6 +175,7 @@ class Decoder(Generic[M]):
         """
         view, start = memoryview(data), 0
         while start < len(data):
+            # Payload bytes are handed out as views, without waiting for the rest.
             if self._missing:
                 piece = view[start : start + self._missing]
                 self._missing -= len(piece)
@@ -190,6 +194,7 @@ class Decoder(Generic[M]):
             # anything else before the first message is output of a login shell
             if line.startswith(b'["') or (line and not self._noise):
                 message = self._codec.decode(line)
+                # From the first message on, every line has to be one.
                 self._noise = False
                 self._missing = payload_size(message)
                 yield message

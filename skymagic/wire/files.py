@@ -211,6 +211,7 @@ def joined(frames: Iterable[bytes]) -> Generator[bytes, None, None]:
     waiting: list[bytes] = []
     size = 0
     for frame in frames:
+        # Send what is waiting before it grows beyond a chunk.
         if size + len(frame) > CHUNK and waiting:
             yield b"".join(waiting)
             waiting, size = [], 0

@@ -22,6 +22,7 @@ USAGE: Names = tuple(
 )
 """Names of the rows about a rank's resource use that it sends unasked (`runtime.usage`)."""
 
+# The module's name travels in the name of a column, because rows hold numbers only.
 _IMPORTING = "skymagic.importing."
 
 

@@ -98,6 +98,7 @@ def send_signal(pid: int, begun: int, signum: int) -> bool:
             return True
         return False
     try:
+        # Pin the process before its start time is compared: the pid could be reused in between.
         process = os.pidfd_open(pid)
     except OSError:
         return False
@@ -122,6 +123,7 @@ UNFIT = "skymagic: this rank could not send replies any more, and has exited"
 def describe(exited: RankExited) -> str:
     """Return how a rank's process ended, in words."""
     last = exited.tail.rstrip().rpartition("\n")[2]
+    # The rank itself gave the reason before it exited.
     if last.startswith(UNFIT):
         return f"it could not send replies any more{last.removeprefix(UNFIT)}"
     return status_words(exited.status, exited.out_of_memory)

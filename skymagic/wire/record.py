@@ -78,6 +78,7 @@ def connect(folder: str) -> socket.socket | None:
 
     Return None if none does in time.
     """
+    # Another user's socket must not pass for the daemon's.
     if why_unsafe(folder) is not None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -152,6 +153,7 @@ def read(line: str) -> AgentRecord | None:
     """
     try:
         kind, values = json.loads(line)
+        # Ignore fields that another version added.
         field_names = {attribute.name for attribute in fields(AgentRecord)}
         texts = {
             k: sanitized_line(v) if isinstance(v, str) else v

@@ -155,6 +155,8 @@ class SealedStream:
         with self._sending:
             while view:
                 with self._session:
+                    # Seal and write piece by piece; `_sending` keeps the pieces of a frame
+                    # together.
                     view = view[self._tls.write(view) :]
                     records = self._outgoing.read()
                 self._write(records)
@@ -202,6 +204,7 @@ class SealedStream:
                     if not piece:
                         break
                     self._plain += piece
+            # Nothing was decrypted: more records are needed.
             if len(self._plain) == before and not self._receive():
                 return False
         return True
@@ -335,6 +338,7 @@ def read_key(path: str) -> str:
         status = os.lstat(name)
         if status.st_uid != os.geteuid():
             raise PermissionError(f"{name} belongs to another user")
+        # Others must not read the file, nor write to its folder.
         if stat.S_IMODE(status.st_mode) & (0o077 if name == path else 0o022):
             raise PermissionError(f"{name} is open to other users")
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
@@ -361,6 +365,7 @@ def store(key: str, wait: bool) -> None:
     part = os.path.join(folder, f"{KEY_NAME}.{os.getpid()}")
     with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
         file.write(key)
+    # Renamed when complete, so that a concurrent session never reads half a key.
     os.rename(part, os.path.join(folder, KEY_NAME))
 
 
@@ -426,6 +431,7 @@ def serve(stream: SealedStream, command: str) -> int:
                 busy.discard(kind)
         busy.discard(kind)
 
+    # When this program is ended by a signal, it must not leave the shell behind.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, end_soon)
     copies = [

@@ -187,6 +187,7 @@ def is_key(text: object) -> bool:
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
+# Names become paths in the store: anything else must be refused before it is used.
 def _check(message: Any) -> None:
     names = [*getattr(message, "names", ()), *([message.name] if hasattr(message, "name") else [])]
     keys = [message.key] if hasattr(message, "key") else []

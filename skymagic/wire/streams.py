@@ -48,12 +48,16 @@ class FrameReader:
                 self._left, data = max(0, self._left - len(data)), data[self._left :]
                 continue
             start = data.find(MARK)
+            # Without a whole mark, hold back a possible start of one at the end.
             start = start if start >= 0 else len(data) - _begun(data)
             if start:
                 parts.append(("stdout", data[:start]))
                 data = data[start:]
+            # The header is incomplete: wait for the rest.
             elif len(data) < HEADER_BYTES:
                 self._rest, data = data, b""
+            # Only the mark is there, not a header: pass its first byte on, and search again behind
+            # it.
             elif (size := _size(data)) is None:
                 parts.append(("stdout", data[:1]))
                 data = data[1:]

@@ -25,6 +25,7 @@ def start_all(
     def run(job: Callable[[], T], future: Future[T]) -> None:
         try:
             future.set_result(job())
+        # Whatever the job raised belongs to whoever asks for its result.
         except BaseException as problem:
             future.set_exception(problem)
 
@@ -50,6 +51,7 @@ def run_all(
     """
     futures = start_all(jobs, name=name)
     wait(futures, timeout)
+    # A single error for all jobs that are still running.
     late = TimeoutError(f"no end within {timeout} s")
     return [
         (future.exception() or future.result()) if future.done() else late for future in futures

@@ -42,8 +42,12 @@ def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
     open_ = True
     with contextlib.suppress(OSError):
         while open_:
+            # Read from an end only once the other end has taken all earlier data: this bounds both
+            # buffers.
             reads = [*([] if to_plain else [secure]), *([] if to_secure else [plain])]
             writes = [*([plain] if to_plain else []), *([secure] if to_secure else [])]
+            # Decrypted bytes inside the TLS object do not make the socket readable: do not wait
+            # then.
             if not secure.pending() or to_plain:
                 select.select(reads, writes, [])
             if to_secure:
@@ -62,6 +66,7 @@ def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
                     data = plain.recv(PIECE)
                     to_secure += data
                     open_ = bool(data)
+    # Either end is closed: close the other one too.
     for end in (secure, plain):
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

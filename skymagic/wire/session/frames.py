@@ -92,6 +92,7 @@ class Session:
         """
         if not self._last - len(self._unacked) <= received <= self._last:
             raise ProtocolError(f"the other end says it has {received} of {self._last} frames")
+        # Half a frame of the old connection is worthless: it will be sent again in full.
         self._buffer.clear()
         self._acknowledged = self.received  # by the handshake
         # Frames that the other end has are dropped; the rest is sent again, in order.
@@ -120,6 +121,7 @@ class Session:
         """
         if self._sent == self._last:
             return b""
+        # An acknowledgement travels with the data, instead of by itself later.
         pieces = [self.ack()] if self.unacknowledged else []
         index = self._sent - (self._last - len(self._unacked))
         size = 0
@@ -149,6 +151,7 @@ class Session:
             body = start + HEADER.size
             start = body + length
             if kind == ACK:
+                # Only frames sent over this connection, or before it, can have been received.
                 if number > self._sent:
                     raise ProtocolError(
                         f"frame {number} was acknowledged, and {self._sent} were sent"
@@ -157,6 +160,7 @@ class Session:
             # a GONE is not numbered
             elif kind == GONE:
                 frames.append(Frame(kind, channel))
+            # A gap or a repetition cannot occur on one connection between correct ends.
             elif number != self.received + 1:
                 raise ProtocolError(f"frame {number} came after frame {self.received}")
             else:

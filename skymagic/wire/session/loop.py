@@ -97,6 +97,7 @@ class Channels:
 
     def _on_stream(self, stream: ChannelSocket, ready: int) -> None:
         if stream.connecting:
+            # The non-blocking connect has finished; the socket's error says how.
             if stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.reset(stream.channel)
                 return
@@ -145,6 +146,7 @@ class Channels:
             stream.shut = True
             with contextlib.suppress(OSError):
                 stream.sock.shutdown(socket.SHUT_WR)
+        # Both ways have ended.
         if stream.shut and not stream.reading:
             self._forget(stream)
         else:
@@ -156,6 +158,7 @@ class Channels:
         if stream is None:
             return  # reset at this end while the frame was in transit
         if frame.kind == frames.RESET:
+            # The peer of this socket must see a reset too, not a normal end.
             stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
             self._forget(stream)
             return
@@ -249,6 +252,7 @@ class SessionLoop:
         if now - self._last_in > HEARTBEAT_TIMEOUT:
             self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not self._out:
+            # Acknowledge many frames at once; a lone one waits for `ACK_DELAY` for data to go with.
             waiting = self.session.unacknowledged
             due = waiting >= ACK_FRAMES or (
                 waiting and self._ack_at is not None and self._ack_at <= now
@@ -289,6 +293,7 @@ class SessionLoop:
             ProtocolError: it is not the other end of this session; the socket remains the caller's.
         """
         self._drop()
+        # Raises before the socket is taken over: it remains the caller's.
         self.session.resume(received)
         sock.setblocking(False)
         self._connection = sock
@@ -360,6 +365,7 @@ class SessionLoop:
         if received and self._ack_at is None:
             self._ack_at = self._last_in + ACK_DELAY
         for frame in received:
+            # Channel 0 carries the agent's streams; OPEN creates a channel here.
             if frame.channel and frame.kind != frames.OPEN:
                 self.channels.receive(frame)
             else:
