@@ -4,8 +4,8 @@ The node's shells run within the session.
 
 ::
 
-    Process ── SealedChannel ══ TLS, over srun or a Ray actor ══ program on the node ── pipes ──
-    /bin/sh
+    Process ── SealedChannel ══ TLS, over srun or a Ray actor ══ program on the node
+                                                                 program ── pipes ── /bin/sh
 
 `wire.sealed` has the session's protocol.
 """

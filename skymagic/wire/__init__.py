@@ -1,6 +1,6 @@
 """Messages between skymagic's processes: codec, protocols, and the sessions that carry them.
 
-codec        frozen dataclasses as lines of JSON, with raw bytes behind them; the byte streams below
+codec        frozen dataclasses as lines of JSON, with raw bytes behind them; their byte streams
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
 store        messages of the value servers
 files        messages for copying files

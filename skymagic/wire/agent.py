@@ -8,15 +8,14 @@
     StartController          →   on the head
                              ←   ControllerUp
     Spawn                    →   RankSpec                 →   forkserver forks
-                                 RankForked               ←
+                             ←   RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
     Measure                  →                                resource use, while it is displayed
     RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
                              ←   RankReply                ←
                                                           ←   BeginOutput, Publish…, EndOutput:
                                                               rank, for each cell
-                                 Published                →   for each Publish; the rank waits for
-                                 it
+                                 Published                →   for each Publish; its rank waits
                                                           ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
                              ←   InterruptionNotice       →   rank: this machine will be reclaimed

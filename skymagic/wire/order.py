@@ -4,10 +4,8 @@
 
     notebook                                   rank
        │  execute_request                       │
-       │  #%sky ["RunCell",{…}]⏎ source  ─────▶ │  binds variables, runs the source, packs the
-       values
-       │                                        │  (output goes through the node's agent:
-       `wire.agent`)
+       │  #%sky ["RunCell",{…}]⏎ source  ─────▶ │  binds variables, runs source, packs values
+       │                                        │  (output: through the agent, `wire.agent`)
        │ ◀─────  execute_reply, content["sky"]  │  the outcome, as plain values
 
 To IPython the first line is a comment.
