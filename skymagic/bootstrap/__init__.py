@@ -1,33 +1,40 @@
-"""Provisioning of a host: from an image to a Python environment with skymagic's code. Shell text is made by pure functions.
+"""Provisioning of a host: turn an image into a Python environment that has skymagic's code.
 
-What goes over a host's connection. A host that is ready costs the first exchange only; where the source of skymagic was edited, its
-wheel and install.sh follow, and where one of the notebook's own distributions was, its wheel::
+Pure functions render the shell scripts. The exchange below goes over the host's connection. A host
+that is ready costs only the first round trip. If skymagic's source was edited, its wheel and
+install.sh follow; if the source of one of the notebook's own distributions was edited, the wheel of
+that distribution follows::
 
     notebook                                    host
       probe.sh                            →       changes nothing
-                                          ←       facts: system, disk, GPUs, what is there already
-      uv.gz, skymagic's wheel, packages   →       into a folder of uploads
+                                          ←       facts: system, disk, GPUs, what exists already
+      uv.gz, skymagic's wheel, packages   →       into an upload folder
       install.sh                          →       takes the environment's lock
-                                          ←       steps, an installer's lines, a tick per second; `done` or `failed`
+                                          ←       steps, installer output, one tick per second;
+                                                  `done` or `failed`
 
-A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environment (`.ready` in it is written last, the commit
-mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
-``incoming/``, uploads; ``python/``, interpreters that uv fetched.
+A host keeps everything in one folder, `Facts.folder`:
 
-builds        which wheels and builds fit a host; what a new environment will hold, for a plan
-copying       folders that go from host to host, before anything of ours is there
-facts         a probe's answer as a value
-indexes       what a host's package indexes answer and have, asked by its own Python
+- ``env/KEY/``: an environment. Its `.ready` file is the commit mark and is written last.
+- ``code/DIGEST/``: skymagic as it runs in the notebook, put on PYTHONPATH, so that an edit does not
+  reinstall anything.
+- ``incoming/``: uploads.
+- ``python/``: interpreters that uv fetched.
+
+builds        wheels and builds that fit a host; contents of a new environment, for a plan
+copying       copy folders from host to host before any of our code is installed there
+facts         the probe's output as a value
+indexes       query a host's package indexes with the host's own Python
 install       install.sh
-messages      why a host cannot be set up, and what to do
-own           the notebook's own distributions: what they are installed from, and they as wheels
+messages      reasons why a host cannot be set up, and remedies
+own           the notebook's own distributions: their origins, and wheels made of them
 probe         probe.sh
-progress      the output of install.sh, parsed line by line
-provision     the steps above over a connection; more packages for an environment that is in use
-remote        a host's connection, uploads, and skymagic as it is installed there
+progress      parse the output of install.sh line by line
+provision     run the steps above over a connection; add packages to an environment in use
+remote        the connection to a host, uploads, and skymagic as installed there
 requirements  what a host must have, in the notebook's versions; its key names the environment
-running       sh that finds and ends what of a user's pools runs on a host, and removes what lies there
-shell         sh that scripts share: quoting, pip's settings, packages by uv or pip
+running       sh that lists and stops a user's pools on a host, and cleans up its disk
+shell         sh shared by the scripts: quoting, pip's settings, installing with uv or pip
 wheel         skymagic's running code as a wheel
-wheelhouse    what the notebook fetches for hosts: uv's program, and wheels for those that reach no index
+wheelhouse    files fetched by the notebook: uv, and wheels for hosts that reach no index
 """

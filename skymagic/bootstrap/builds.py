@@ -1,7 +1,8 @@
-"""Which wheels and which builds fit one host, and what its new environment will hold as far as that is known before; pure.
+"""Choose the wheels and builds that fit one host, and predict what its new environment will hold.
 
-`packaging.tags` knows which wheels run on the platforms that a host's facts mean. uv chooses PyTorch's build, for CPUs or the
-host's GPUs, where PyTorch's index answers; else the host's other indexes have to do.
+All functions here are pure. `packaging.tags` tells which wheels run on a platform that a host's
+facts describe. uv chooses PyTorch's build, for CPUs or for the host's GPUs, if PyTorch's index
+answers. Otherwise the host's other indexes must provide one.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 
 
 _UV_GLIBC = (17, 28, *range(31, 41))
-"""Minor versions of glibc 2 that uv knows as platforms."""
+"""Minor versions of glibc 2 that uv accepts as platforms."""
 _MACOS = {"arm64": (15, 0), "x86_64": (13, 0)}
-"""The newest macOS whose wheels are taken."""
+"""Newest macOS version whose wheels are accepted, by machine."""
 
 
 def platforms(facts: Facts) -> tuple[str, ...]:
-    """The platform tags of wheels that run on a host, the newest first."""
+    """Return the platform tags of wheels that run on a host, newest first."""
     from packaging.tags import mac_platforms
 
     machine = facts.machine
     if facts.system == "Darwin":
         return tuple(mac_platforms(_MACOS.get(machine, (13, 0)), machine))
     if facts.libc == "musl":
-        # not linux_*: a wheel that says no more was built here, most likely for glibc
+        # No linux_* tag: a wheel with only that tag was built locally, most likely for glibc.
         return tuple(f"musllinux_1_{minor}_{machine}" for minor in (2, 1))
     tags = (f"manylinux_2_{minor}_{machine}" for minor in range(_glibc(facts), 4, -1))
     return (
@@ -52,27 +53,39 @@ def platforms(facts: Facts) -> tuple[str, ...]:
 
 
 def uv_platform(facts: Facts) -> str:
-    """A host's platform as ``uv pip compile --python-platform`` names it; "" for one that uv does not know."""
+    """Return the name of the host's platform for ``uv pip compile --python-platform``.
+
+    Returns:
+        The name, or "" if uv does not support the platform.
+    """
     if facts.system == "Darwin":
         return "aarch64-apple-darwin" if facts.machine == "arm64" else "x86_64-apple-darwin"
     if facts.system != "Linux":
         return ""
     if facts.libc == "musl":
         return f"{facts.machine}-unknown-linux-musl"
-    return f"{facts.machine}-manylinux_2_{max(each for each in _UV_GLIBC if each <= _glibc(facts) or each == 17)}"
+    return (
+        f"{facts.machine}-manylinux_2_"
+        f"{max(minor for minor in _UV_GLIBC if minor <= _glibc(facts) or minor == 17)}"
+    )
 
 
 def _glibc(facts: Facts) -> int:
-    """The minor version of a host's glibc 2; an old one where it does not tell."""
-    found = re.search(r"2\.(\d+)", facts.libc)
-    return int(found[1]) if found else 17
+    """Return the minor version of the host's glibc 2, or an old one (17) if it is unknown."""
+    match = re.search(r"2\.(\d+)", facts.libc)
+    return int(match[1]) if match else 17
 
 
 def misfit(file: str, facts: Facts, minor: str) -> str:
-    """Why a wheel does not run on a host, in words; "" where it does.
+    """Explain why a wheel does not run on a host.
 
     Args:
-        file: its name. minor: the host's version of Python, as ``"3.11"``.
+        file: file name of the wheel.
+        facts: the host.
+        minor: the host's Python version, such as ``"3.11"``.
+
+    Returns:
+        A clause for a message, or "" if the wheel runs there.
     """
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -87,12 +100,15 @@ def misfit(file: str, facts: Facts, minor: str) -> str:
         pythons = ".".join(sorted({tag.interpreter for tag in tags}))
         return f"it is built for {pythons}, and the host's environment has Python {minor}"
     libc = f" ({facts.libc})" if facts.libc else ""
-    return f"it is compiled for {'.'.join(names)}, and the host is {facts.system} {facts.machine}{libc}"
+    return (
+        f"it is compiled for {'.'.join(names)}, and the host is {facts.system} "
+        f"{facts.machine}{libc}"
+    )
 
 
 @lru_cache(maxsize=16)
 def _tags(names: tuple[str, ...], minor: str) -> frozenset[Tag]:
-    """All tags of wheels that a host's CPython takes."""
+    """Return all wheel tags that the host's CPython accepts."""
     from packaging.tags import compatible_tags, cpython_tags
 
     version = [int(part) for part in minor.split(".")]
@@ -104,18 +120,19 @@ def _tags(names: tuple[str, ...], minor: str) -> frozenset[Tag]:
 
 
 TORCH_INDEX = WHEELS + "cpu"
-"""An index of PyTorch's own, which tells whether they can be reached."""
+"""One of PyTorch's own indexes, used to test whether they can be reached."""
 
 
 @dataclass(frozen=True)
 class Builds:
-    """Which builds a host gets.
+    """Builds chosen for a host.
 
     Attributes:
-        backend: what uv is told (``--torch-backend``): ``"cpu"``, ``"auto"``, ``"cu124"``; "" where PyTorch's own index
-            does not answer, and the host's other indexes have to do.
-        constraints: pins with labels, as ``"torch==2.13.0+cpu"``.
-        only_cuda: what a host without GPUs could get as builds for CUDA only.
+        backend: value of uv's ``--torch-backend``: ``"cpu"``, ``"auto"`` or ``"cu124"``. "" if
+            PyTorch's own index does not answer, so that the host's other indexes must provide the
+            build.
+        constraints: pins with local labels, such as ``"torch==2.13.0+cpu"``.
+        only_cuda: packages that a host without GPUs could get only as builds for CUDA.
     """
 
     backend: str
@@ -124,18 +141,24 @@ class Builds:
 
 
 def choose(requirements: Requirements, facts: Facts) -> Builds:
-    """The builds for a host: of uv's choice, or, where PyTorch's index is out of reach, of what the host's own indexes have."""
+    """Choose the builds for a host.
+
+    uv makes the choice unless PyTorch's index is out of reach. Then the builds are pinned to what
+    the host's own indexes have.
+    """
     if any(project(text) in TORCH for _, served in requirements.scoped for text in served):
-        return Builds("")  # an index of its own holds the build that is meant
+        # A scoped index already holds the intended build.
+        return Builds("")
     backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
     reachable = TORCH_INDEX not in dict(facts.silent) and not facts.no_index
     constraints: list[str] = []
     only_cuda: list[BuildOffer] = []
     for name in requirements.torch:
         offers = _allowed(requirements, name, facts.offers)
-        fitting = [each for each in offers if (each.kind == "cpu") is not facts.accelerated]
-        if reachable and (facts.accelerated or len({each.public for each in fitting}) != 1):
-            continue  # uv knows better, and other packages may have a say
+        fitting = [offer for offer in offers if (offer.kind == "cpu") is not facts.accelerated]
+        if reachable and (facts.accelerated or len({offer.public for offer in fitting}) != 1):
+            # uv knows better, and the requirements of other packages may matter.
+            continue
         if fitting:
             constraints.append(_pin(fitting[-1], offers))
         elif offers and not facts.accelerated:
@@ -145,19 +168,21 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
 
 
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
-"""A requirement of JAX's, as its plugin and Keras's write it."""
-CUDA_13_DRIVER = (
-    580  # NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13
-)
+"""Matches a requirement for JAX as its plugin and Keras's plugin write it."""
+CUDA_13_DRIVER = 580
+"""First version of NVIDIA's driver for which uv's ``auto`` picks PyTorch's builds for CUDA 13."""
 
 
 def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
-    """Requirements for this host: JAX with what uses NVIDIA's GPUs where it has some, of one CUDA major with PyTorch's build.
+    """Adapt requirements to a host: add CUDA support to JAX if the host has NVIDIA GPUs.
 
-    Both bring CUDA's libraries, and one process loads only one of each.
+    JAX and PyTorch both bring CUDA's libraries, and one process can load only one copy of each. JAX
+    therefore gets the same CUDA major version as PyTorch's build.
 
     Args:
-        backend: PyTorch's, as `Builds` has it.
+        packages: requirements for the host.
+        facts: the host.
+        backend: PyTorch's build, as in `Builds`.
     """
     if not (facts.gpus or facts.driver):
         return tuple(JAX.sub("jax", text) if JAX.match(text) else text for text in packages)
@@ -173,47 +198,59 @@ def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, 
 def _allowed(
     requirements: Requirements, name: str, offers: Iterable[BuildOffer]
 ) -> list[BuildOffer]:
-    """The offers of a project that what is asked for allows, the newest last; the notebook's version alone where it is there."""
+    """Return the offers of a project that the requirements allow, newest last.
+
+    If the notebook's version is among them, return only that version.
+    """
     from packaging.requirements import Requirement
     from packaging.version import Version
 
-    asked = [Requirement(text) for text in requirements.packages if project(text) == name]
+    constraints = [Requirement(text) for text in requirements.packages if project(text) == name]
     fitting = [
-        each
-        for each in offers
-        if each.name == name
-        and all(one.specifier.contains(each.version, prereleases=False) for one in asked)
+        offer
+        for offer in offers
+        if offer.name == name
+        and all(
+            requirement.specifier.contains(offer.version, prereleases=False)
+            for requirement in constraints
+        )
     ]
-    preferred = [each for each in fitting if f"{name}=={each.public}" in requirements.preferences]
+    preferred = [
+        offer for offer in fitting if f"{name}=={offer.public}" in requirements.preferences
+    ]
     return sorted(preferred or fitting, key=lambda each: Version(each.version))
 
 
 def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:
-    """A requirement that takes this build; a version without a label would also be satisfied by those with one."""
-    others = {
-        each.version
-        for each in among
-        if offer.version == offer.public and each.public == offer.public
+    """Return a requirement that only this build satisfies.
+
+    A version without a local label would also be satisfied by versions with one, so those are
+    excluded.
+    """
+    same_public = {
+        candidate.version
+        for candidate in among
+        if offer.version == offer.public and candidate.public == offer.public
     }
-    excluded = "".join(f",!={version}" for version in sorted(others - {offer.version}))
+    excluded = "".join(f",!={version}" for version in sorted(same_public - {offer.version}))
     return f"{offer.name}=={offer.version}{excluded}"
 
 
 def question(host: str, builds: Builds) -> str:
-    """Return what must be confirmed before a host gets builds for GPUs that it does not have, or ""."""
+    """Return what must be confirmed before a host without GPUs gets builds for CUDA, or ""."""
     return questions({host: builds})
 
 
 def questions(builds: Mapping[str, Builds]) -> str:
-    """Return what must be confirmed before hosts get builds for GPUs that they do not have, or "".
+    """Return what must be confirmed before hosts without GPUs get builds for CUDA, or "".
 
     Args:
-        builds: what each host would get, by its name. Equal hosts share one sentence.
+        builds: the builds that each host would get, by host name. Equal hosts share one sentence.
     """
     hosts_by_version: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for host, chosen in builds.items():
-        if chosen.only_cuda:
-            versions = tuple((offer.name, offer.version) for offer in chosen.only_cuda)
+    for host, host_builds in builds.items():
+        if host_builds.only_cuda:
+            versions = tuple((offer.name, offer.version) for offer in host_builds.only_cuda)
             hosts_by_version.setdefault(versions, []).append(host)
     sentences = []
     for hosts in hosts_by_version.values():
@@ -222,13 +259,14 @@ def questions(builds: Mapping[str, Builds]) -> str:
         what = ", ".join(f"{offer.name} {offer.version} ({size_words(offer)})" for offer in largest)
         verb, whose = ("have", "their") if len(hosts) > 1 else ("has", "its")
         sentences.append(
-            f"{', '.join(hosts)} {verb} no GPU, and {whose} indexes have only a build for CUDA of {what}"
+            f"{', '.join(hosts)} {verb} no GPU, and {whose} indexes have only a build for CUDA "
+            f"of {what}"
         )
     return "; ".join(sentences)
 
 
 def size_words(offer: BuildOffer) -> str:
-    """How large its file is, as far as the index says."""
+    """Describe the size of a build's file, as far as the index reports it."""
     more = ", and the CUDA libraries that it needs" if offer.kind == "cuda" else ""
     return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
 
@@ -237,17 +275,22 @@ def size_words(offer: BuildOffer) -> str:
 
 
 UV_BYTES = 20_000_000
-"""Size of uv's own wheel, which a host without uv gets too."""
+"""Size of uv's own wheel, which is also downloaded for a host without uv."""
 ASSUMED_BYTES = 2_000_000
-"""Size of a wheel whose index does not say it."""
+"""Assumed size of a wheel if its index does not report one."""
 ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
-"""Size of a wheel of PyTorch's whose index does not say it: of a build for GPUs, and of one for CPUs."""
-UNPACKED = 4  # bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it
+"""Assumed size of a PyTorch wheel if its index does not report one: for GPUs (True), for CPUs
+(False).
+"""
+UNPACKED = 4
+"""Bytes on disk per byte of a wheel: the wheel itself, and its contents at about three times its
+size.
+"""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a new environment; what nobody knows yet is empty."""
+    """A package of a new environment. Fields that are not known yet are empty."""
 
     name: str
     version: str = ""
@@ -257,64 +300,81 @@ class Package:
 
     @property
     def text(self) -> str:
-        """One line: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from https://download.pytorch.org/whl/cpu``."""
+        """One line, such as ``torch 2.13.0+cpu, CPU build, 184.2 MB, from
+        https://download.pytorch.org/whl/cpu``.
+        """
         named = f"{self.name} {self.version or '(the newest)'}"
-        known = (
+        details = (
             self.build,
             size(self.nbytes) if self.nbytes else "",
             f"from {self.source}" if self.source else "",
         )
-        return ", ".join(filter(None, (named, *known)))
+        return ", ".join(filter(None, (named, *details)))
 
 
 def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
-    """What a new environment of this host will hold, what is asked for first."""
+    """Return the packages that the host's new environment will hold, requested ones first."""
     builds = choose(requirements, facts)
     labelled = {
         text.partition("==")[0]: text.partition("==")[2].partition(",")[0]
         for text in builds.constraints
     }
-    found = []
+    planned = []
     for name, pin in requirements.pins.items():
         version = labelled.get(name) or pin.partition("==")[2]
         offers = [
-            each
-            for each in facts.offers
-            if each.name == name and version in (each.version, each.public)
+            candidate
+            for candidate in facts.offers
+            if candidate.name == name and version in (candidate.version, candidate.public)
         ]
         offer = next(
-            (each for each in offers if each.version == version),
+            (candidate for candidate in offers if candidate.version == version),
             offers[-1] if offers else BuildOffer(name, version),
         )
         package = Package(name, version, "", offer.nbytes, offer.source)
         if name in requirements.torch:
             package = _torch(package, offer, builds.backend, facts)
-        found.append(package)
-    return (*found, *(_own(each) for each in requirements.own))
+        planned.append(package)
+    return (*planned, *(_own(own_wheel) for own_wheel in requirements.own))
 
 
 def download_bytes(requirements: Requirements, facts: Facts) -> int:
-    """About how many bytes a new environment of this host comes to from a network; links and indexes on its disk do not count."""
-    remote = [each for each in packages(requirements, facts) if re.match(r"https?://", each.source)]
+    """Estimate how many bytes a new environment downloads from the network.
+
+    Packages from links and indexes on the host's disk do not count.
+    """
+    remote = [
+        package
+        for package in packages(requirements, facts)
+        if re.match(r"https?://", package.source)
+    ]
     torch = ASSUMED_TORCH_BYTES[facts.accelerated]
-    known = sum(
-        each.nbytes or (torch if each.name in requirements.torch else ASSUMED_BYTES)
-        for each in remote
+    total = sum(
+        package.nbytes or (torch if package.name in requirements.torch else ASSUMED_BYTES)
+        for package in remote
     )
-    return known + (UV_BYTES if remote and not facts.uv else 0)
+    return total + (UV_BYTES if remote and not facts.uv else 0)
 
 
 def shortage(requirements: Requirements, facts: Facts) -> str:
-    """Why a host's disk will not hold a new environment, as far as the sizes of its packages are known; "" where it may."""
-    return shortage_of(sum(each.nbytes or 0 for each in packages(requirements, facts)), facts)
+    """Explain why the host's disk will not hold a new environment, or return "" if it may.
+
+    Only packages whose sizes are known count.
+    """
+    return shortage_of(sum(package.nbytes or 0 for package in packages(requirements, facts)), facts)
 
 
 def shortage_of(nbytes: int, facts: Facts) -> str:
-    """Why a host's disk will not hold an environment of so many bytes of wheels; "" where it will."""
+    """Explain why the host's disk will not hold an environment made of `nbytes` of wheels, or
+    return "".
+    """
     needed, free = nbytes * UNPACKED, facts.disk_kb
     if free is None or needed <= free * 1024:
         return ""
-    return f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} free at {facts.folder}"
+    return (
+        f"its disk will not hold the packages: about {size(needed)} needed, "
+        f"{size(free * 1024)} free at {facts.folder}"
+    )
 
 
 def _own(one: OwnWheel) -> Package:
@@ -322,7 +382,7 @@ def _own(one: OwnWheel) -> Package:
 
 
 def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> Package:
-    """One of PyTorch's packages: its build, and from where it comes."""
+    """Add the build and its source to one of PyTorch's packages."""
     if backend and backend != "cpu":
         fitting = "that fits " + (f"driver {facts.driver}" if facts.driver else "its GPUs")
         source = TORCH_INDEX.replace("cpu", "…" if backend == "auto" else backend)
@@ -334,22 +394,25 @@ def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> P
 
 
 NAMED_PACKAGES = 5
-"""How many packages a plan names of those that nobody has asked for."""
+"""Number of packages that a plan lists by name among those that nobody requested."""
 
 
 def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:
-    """Return what is installed on hosts that are not ready: a line per requested package, one for their dependencies.
+    """Describe what is installed on hosts that are not ready.
 
-    Equal hosts share their lines, also where the index of only some of them has told a size in time.
+    There is a line per requested package and a line for all dependencies. Equal hosts share their
+    lines, even if the index of only some of them reported a size in time.
     """
     requested: dict[str, list[str]] = {}
     dependencies: dict[str, list[str]] = {}
-    for names, every in _equal_hosts(requirements, hosts):
-        for package in every:
+    for names, host_packages in _equal_hosts(requirements, hosts):
+        for package in host_packages:
             if package.name in requirements.asked:
                 requested.setdefault(package.text, []).extend(names)
-        if rest := [package for package in every if package.name not in requirements.asked]:
-            dependencies.setdefault(_summary(rest), []).extend(names)
+        if dependent := [
+            package for package in host_packages if package.name not in requirements.asked
+        ]:
+            dependencies.setdefault(_summary(dependent), []).extend(names)
     return tuple(
         text + _on(names, hosts) for text, names in (*requested.items(), *dependencies.items())
     )
@@ -358,24 +421,36 @@ def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, 
 def _equal_hosts(
     requirements: Requirements, hosts: Mapping[str, Facts]
 ) -> list[tuple[list[str], list[Package]]]:
-    """Group hosts of one platform that get the same versions and builds: their names, and the packages."""
+    """Group hosts of one platform that get the same versions and builds.
+
+    Returns:
+        The host names and the packages of each group.
+    """
     groups: dict[object, list[tuple[str, tuple[Package, ...]]]] = {}
     for host, facts in hosts.items():
-        every = packages(requirements, facts)
-        versions = tuple((package.name, package.version, package.build) for package in every)
+        host_packages = packages(requirements, facts)
+        versions = tuple(
+            (package.name, package.version, package.build) for package in host_packages
+        )
         key = (platforms(facts), facts.accelerated, versions)
-        groups.setdefault(key, []).append((host, every))
+        groups.setdefault(key, []).append((host, host_packages))
     return [
         (
             [host for host, _ in group],
-            [_merged(alike) for alike in zip(*(every for _, every in group), strict=True)],
+            [
+                _merged(alike)
+                for alike in zip(*(host_packages for _, host_packages in group), strict=True)
+            ],
         )
         for group in groups.values()
     ]
 
 
 def _merged(alike: Sequence[Package]) -> Package:
-    """One package as the indexes of several hosts describe it: what only some of them know, and the largest size."""
+    """Merge the descriptions that the indexes of several hosts give of one package.
+
+    Take details that only some of them report, and the largest size.
+    """
     sources = dict.fromkeys(package.source for package in alike if package.source)
     return replace(
         alike[0],
@@ -385,9 +460,13 @@ def _merged(alike: Sequence[Package]) -> Package:
 
 
 def _summary(rest: Sequence[Package]) -> str:
-    """ "46 packages that these and the ranks need (76.1 MB): scipy 1.17.0, … and 41 more", the largest first."""
-    known = sum(package.nbytes or 0 for package in rest)
-    total = f" ({size(known)})" if known else ""
+    """Summarize the dependencies, largest first.
+
+    For example:
+    "46 packages that these and the ranks need (76.1 MB): scipy 1.17.0, … and 41 more".
+    """
+    nbytes = sum(package.nbytes or 0 for package in rest)
+    total = f" ({size(nbytes)})" if nbytes else ""
     largest = sorted(rest, key=lambda package: -(package.nbytes or 0))
     shown = ", ".join(
         f"{package.name} {package.version}".strip() for package in largest[:NAMED_PACKAGES]
@@ -397,5 +476,5 @@ def _summary(rest: Sequence[Package]) -> str:
 
 
 def _on(names: Sequence[str], hosts: Mapping[str, Facts]) -> str:
-    """Say on which hosts, unless it is all of them."""
+    """Return a suffix that names the hosts, or "" if it applies to all of them."""
     return "" if set(names) == set(hosts) else f" (on {', '.join(names)})"

@@ -1,17 +1,20 @@
-"""Folders of one host for others of its kind: a program that passes them from host to host, in whatever Python a host has.
+"""Copy folders from one host to others of its kind, using whatever Python each host has.
 
-Chain replication; each host unpacks what comes, and sends it on while it comes::
+This is chain replication: each host unpacks the stream and forwards it at the same time::
 
-    host 0: tar → host 1 → host 2 → …      frames in TLS, with a certificate made for this one start
+    host 0: tar → host 1 → host 2 → …      frames in TLS, certificate made for this start
                    tar      tar
 
-`program` is this file as text: a host without skymagic runs it with the standard library alone, and with its system's tar. It
-answers each line of its standard input by one line, both in JSON::
+`program` returns this file as text. A host without skymagic runs it with only the standard library
+and the system's tar. It answers each line of its standard input with one line, both in JSON::
 
-    {"pem", "address", "unless"}               the port where the next host reaches it; null where the file `unless` exists
-    {"upstream", "folder", "names", "place"}   whether all of it is here
+    {"pem", "address", "unless"}
+        the port where the next host reaches it, or null if the file `unless` exists
+    {"upstream", "folder", "names", "place"}
+        whether the complete copy is on this host
 
-A frame is 4 bytes of length and a piece; an empty one ends the stream, so that a connection that breaks is never taken for the end.
+A frame is a 4-byte length followed by that many bytes. An empty frame ends the stream, so that a
+broken connection is never mistaken for the end.
 """
 
 from __future__ import annotations
@@ -35,29 +38,33 @@ from typing import Any  # noqa: F401
 from skymagic.wire.authentication import Door
 from skymagic.wire.tls import context
 
-PIECE = (
-    1 << 18
-)  # bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking
+PIECE = 1 << 18
+"""Bytes that are forwarded together. With smaller pieces, TLS takes processor time that unpacking
+needs.
+"""
 FOLLOWER_SECONDS = 15.0
-"""For which a host waits for the next one before it unpacks alone."""
+"""Seconds that a host waits for the next host before it unpacks alone."""
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
-"""For which a connection may stay open before its sender shows the certificate."""
+"""Seconds that a connection may stay open before the peer presents the certificate."""
 COPIED = "copied"
-"""Name of the folder of uploads' folder into which copies are unpacked."""
+"""Name of the folder, inside the upload folder, into which copies are unpacked."""
 
 Sink = Callable[[bytes], object]
 
 
 def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
-    """Folders below `folder` as a tar stream, in pieces; no pool installs into them meanwhile.
+    """Yield folders below `folder` as a tar stream, in pieces.
+
+    The environment's lock is held meanwhile, so that no pool installs into the folders.
 
     Raises:
-        OSError: tar has failed.
+        OSError: tar failed.
     """
     with open(f"{folder}/{names[0]}.lock", "a") as lock, contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as install.sh does; some file systems have no locks
+        # The same lock as in install.sh. Some file systems do not support locks.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         command = ["tar", "-C", folder, "-cf", "-", *names]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
@@ -71,7 +78,12 @@ def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
 
 
 def received(pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack) -> Iterator[bytes]:
-    """Connect to the host before this one; the pieces that it sends. Raises OSError, later too, where it breaks off."""
+    """Connect to the previous host in the chain and return an iterator over the pieces that it
+    sends.
+
+    Raises:
+        OSError: the connection failed. The iterator raises it too if the stream breaks off.
+    """
     plain = stack.enter_context(socket.create_connection(upstream, CONNECT_SECONDS))
     plain.settimeout(SILENT_SECONDS)
     secure = stack.enter_context(context(pem, server=False).wrap_socket(plain))
@@ -91,20 +103,23 @@ def received(pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack) -
 
 
 def followers(pem: str, listener: socket.socket) -> queue.SimpleQueue[ssl.SSLSocket]:
-    """Accept connections from now on: those that have the certificate. Strangers keep them out neither by number nor by silence."""
-    known: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
-    door = Door(listener, known.put, context(pem, server=True), seconds=HANDSHAKE_SECONDS)
+    """Accept connections in the background and queue those that present the certificate.
+
+    Strangers cannot block them, neither with many connections nor by staying silent.
+    """
+    connections: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
+    door = Door(listener, connections.put, context(pem, server=True), seconds=HANDSHAKE_SECONDS)
 
     def accept() -> None:
         while True:
             door.accept()
 
     threading.Thread(target=accept, daemon=True).start()
-    return known
+    return connections
 
 
 def framed(one: ssl.SSLSocket) -> Sink:
-    """Send pieces to the next host; b"" at the end."""
+    """Return a function that sends pieces to the next host, and b"" at the end."""
     one.settimeout(SILENT_SECONDS)
 
     def send(data: bytes) -> None:
@@ -114,15 +129,18 @@ def framed(one: ssl.SSLSocket) -> Sink:
 
 
 def copied(pieces: Iterator[bytes], sinks: Sequence[Sink]) -> bool:
-    """Give all pieces to all sinks; whether all of them came. A sink that fails gets no more, and keeps nothing from the others."""
-    left = list(sinks)
+    """Pass all pieces to all sinks and return True if the stream was complete.
+
+    A sink that fails gets no more pieces and does not hold up the others.
+    """
+    active_sinks = list(sinks)
 
     def give(data: bytes) -> None:
-        for sink in [*left]:
+        for sink in [*active_sinks]:
             try:
                 sink(data)
             except OSError:
-                left.remove(sink)
+                active_sinks.remove(sink)
 
     try:
         for data in pieces:
@@ -134,22 +152,27 @@ def copied(pieces: Iterator[bytes], sinks: Sequence[Sink]) -> bool:
 
 
 def unpacked(pieces: Iterator[bytes], sinks: Sequence[Sink], place: Path) -> bool:
-    """Unpack pieces in a folder, beside other sinks; whether all of it is there."""
+    """Unpack the pieces into a folder while passing them to other sinks.
+
+    Returns:
+        True if everything was unpacked.
+    """
     place.mkdir(mode=0o700, parents=True)
-    # as root, tar would give the files to whoever had the number of their owner there
+    # Without -o, tar running as root would give the files to whichever user has the same numeric ID
+    # on this host.
     command = ["tar", "-C", str(place), "-xof", "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pipesize=1 << 20
     ) as tar:
         assert tar.stdin is not None
-        well = copied(pieces, [*sinks, tar.stdin.write])
+        is_complete = copied(pieces, [*sinks, tar.stdin.write])
         with contextlib.suppress(OSError):
             tar.stdin.close()
-    return well and tar.returncode == 0
+    return is_complete and tar.returncode == 0
 
 
 def moved(programs: Path, before: str, now: str) -> None:
-    """Correct the first lines of an environment's programs, which name its interpreter by its path."""
+    """Fix the shebang lines of an environment's programs, which contain the interpreter's path."""
     for path in programs.iterdir() if before != now and programs.is_dir() else ():
         if path.is_file() and not path.is_symlink():
             data = path.read_bytes()
@@ -158,18 +181,19 @@ def moved(programs: Path, before: str, now: str) -> None:
 
 
 class ChainLink:
-    """A host's place in the chain: what it sends or receives.
+    """One host's link in the chain: it sends or receives.
 
     Args:
-        pem: certificate and key of all hosts of the chain.
-        address: of this host, by which the next one reaches it.
+        pem: certificate and key shared by all hosts of the chain.
+        address: address of this host at which the next one reaches it.
     """
 
     def __init__(self, pem: str, address: str) -> None:
         self._pem = pem
         listener = socket.create_server((address, 0), backlog=128)
         self.port: int = listener.getsockname()[1]
-        # from now on: hosts connect in any order, and none waits for those behind it before it greets the one before it
+        # Accept right away: hosts connect in any order, and a host must not wait for those behind
+        # it before it connects to the one before it.
         self._followers = followers(pem, listener)
 
     def take(
@@ -181,26 +205,30 @@ class ChainLink:
         source: str = "",
         last: bool = False,
     ) -> bool:
-        """Send or receive folders; whether all of them are here.
+        """Send or receive folders, and return True if all of them are on this host.
 
         Args:
-            folder: skymagic's folder here. names: of what is copied, below it; the environment first.
-            upstream: address and port of the host before this one; () for the first.
-            place: the folder of uploads, where copies are put. source: skymagic's folder on the first host.
-            last: whether no other host follows.
+            folder: skymagic's folder on this host.
+            names: paths below `folder` to copy, the environment first.
+            upstream: address and port of the previous host; () for the first host.
+            place: the upload folder, into which the copies are put.
+            source: skymagic's folder on the first host.
+            last: whether this is the last host of the chain.
         """
         with contextlib.ExitStack() as stack:
             if not upstream:
                 return copied(packed(folder, names), self._sinks(stack, last))
             pieces = received(self._pem, (str(upstream[0]), int(upstream[1])), stack)
-            here = Path(place, COPIED)
-            if not unpacked(pieces, self._sinks(stack, last), here):
+            copy_folder = Path(place, COPIED)
+            if not unpacked(pieces, self._sinks(stack, last), copy_folder):
                 return False
-            moved(here / names[0] / "bin", f"{source}/{names[0]}", f"{folder}/{names[0]}")
+            moved(copy_folder / names[0] / "bin", f"{source}/{names[0]}", f"{folder}/{names[0]}")
             return True
 
     def _sinks(self, stack: contextlib.ExitStack, last: bool) -> list[Sink]:
-        """The next host, unless there is none, or it does not come."""
+        """Return the sink for the next host, or nothing if there is none or it does not connect in
+        time.
+        """
         try:
             return (
                 []
@@ -212,29 +240,34 @@ class ChainLink:
 
 
 def main() -> None:
-    """Answer both lines."""
-    os.umask(0o077)  # an unpacked environment has the modes of its files
-    known = json.loads(sys.stdin.readline())
-    if (unless := known.pop("unless")) and Path(unless).exists():
+    """Read both lines and answer them."""
+    os.umask(0o077)  # unpacked files keep the modes that tar recorded
+    settings = json.loads(sys.stdin.readline())
+    if (unless := settings.pop("unless")) and Path(unless).exists():
         print("null", flush=True)
         os._exit(0)
-    link = ChainLink(**known)
+    link = ChainLink(**settings)
     print(link.port, flush=True)
-    well = False
-    with contextlib.suppress(OSError, ValueError):  # no line comes; no connection; no tar; no room
-        well = link.take(**json.loads(sys.stdin.readline()))
-    print(json.dumps(well), flush=True)
-    os._exit(0)  # strangers' connections are not waited for
+    is_complete = False
+    # No line arrives, the connection fails, tar is missing, or the disk is full.
+    with contextlib.suppress(OSError, ValueError):
+        is_complete = link.take(**json.loads(sys.stdin.readline()))
+    print(json.dumps(is_complete), flush=True)
+    # Do not wait for connections of strangers.
+    os._exit(0)
 
 
 def program() -> str:
-    """The text of this file, for a Python without skymagic."""
+    """Return the text of this file for a Python without skymagic."""
     import inspect
 
-    ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Door)}
+    sources = {
+        f"import {copied_object.__name__}\n": inspect.getsource(copied_object)
+        for copied_object in (context, Door)
+    }
     lines = inspect.getsource(sys.modules[__name__]).splitlines(keepends=True)
     texts = (
-        ours[line.partition(" ")[2].partition(" ")[2]]
+        sources[line.partition(" ")[2].partition(" ")[2]]
         if line.startswith("from skymagic.")
         else line
         for line in lines

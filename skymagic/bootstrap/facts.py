@@ -13,7 +13,7 @@ from skymagic.plan.plans import Inventory
 from skymagic.wire.untrusted import sanitized_line
 
 PATHS = frozenset({"home", "folder", "env", "python", "uv", "own"})
-"""Facts that are paths on the host, or hold some."""
+"""Facts that are paths on the host or contain some."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class Python:
     """An interpreter on a host.
 
     Attributes:
-        version: major and minor, as ``"3.11"``.
-        path: where it is.
-        venv: whether it can make environments. pip: whether it can put pip into them.
+        version: major and minor version, such as ``"3.11"``.
+        path: absolute path.
+        venv: whether it can create environments.
+        pip: whether it can install pip into them.
     """
 
     version: str
@@ -34,13 +35,14 @@ class Python:
 
 @dataclass(frozen=True)
 class BuildOffer:
-    """A file that a package index of a host has, and that runs there.
+    """A file of a host's package index that runs on the host.
 
     Attributes:
-        name: of the project, canonical. version: with its label: ``"2.13.0+cpu"``.
-        kind: ``"cpu"``, ``"cuda"``, ``"rocm"``, … for what is built for one of them.
-        nbytes: its size; None where the index does not say.
-        source: the index's URL, without passwords, or a folder on the host.
+        name: canonical project name.
+        version: version with its local label, such as ``"2.13.0+cpu"``.
+        kind: target of the build: ``"cpu"``, ``"cuda"``, ``"rocm"``, …
+        nbytes: size of the file; None if the index does not report it.
+        source: the index's URL without passwords, or a folder on the host.
     """
 
     name: str
@@ -51,40 +53,53 @@ class BuildOffer:
 
     @property
     def public(self) -> str:
-        """The version without its label."""
+        """The version without its local label."""
         return self.version.partition("+")[0]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a host, as the probe found them.
+    """Facts of a host as the probe gathered them.
 
     Attributes:
-        system, machine: as uname says: ``Linux``, ``x86_64``.
-        libc: ``"glibc 2.36"``, ``"musl"``, or "" where neither.
-        home: ``$HOME`` as a command over SSH sees it. folder: where skymagic keeps its things there.
+        system: output of ``uname -s``, such as ``Linux``.
+        machine: output of ``uname -m``, such as ``x86_64``.
+        libc: ``"glibc 2.36"``, ``"musl"``, or "" if neither.
+        home: ``$HOME`` as a command over SSH sees it.
+        folder: skymagic's folder on the host.
         clock: seconds since 1970 by the host's clock.
-        boot: changes with every boot; "" where the system does not tell.
-        descriptors: files that one process may have open; None for no limit, or where nobody can tell.
-        disk_kb, shm_kb, memory_kb: free space at `folder` and in /dev/shm (None: not usable), memory of the machine.
-        refusal: why nothing can be written at `folder`; "" when it can.
-        noexec: the folder whose file system runs no programs; "" when it does.
-        foreign: `folder` as ls shows it when it belongs to another user. exposed: when others may write to it.
-        gpus: names of its GPUs. devices: the same as its driver lists them. visible: CUDA_VISIBLE_DEVICES of its sessions; None where it is
-            not set. complaint: what its driver has said instead.
-        driver: version of NVIDIA's driver; "" without one. rocm: whether AMD's ROCm is there.
-        addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
-        pythons: interpreters; not looked for when the environment is ready.
-        unreached: places that uv fetches Pythons from, where no interpreter has the version that is wanted and none of them can be
-            connected to; else "".
-        uv: path of a uv on the host that chooses PyTorch's builds.
-        no_index: whether its pip may use no index, only links.
-        indexes: how many of its package indexes answer; None where nobody asked. links: whether it has links beside them.
-        silent: (URL, why) of its package indexes that do not answer. offers: what the others have of what was asked.
-        env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
-        own: name → digest of the notebook's own distributions in it. sent: whether its packages came from the notebook.
-        code: whether skymagic's code is there.
-        packages: name → version of those that are wanted and there, for an interpreter that is used as it is.
+        boot: identifier that changes with every boot; "" if the system has none.
+        descriptors: number of files that one process may open; None if unlimited or unknown.
+        disk_kb: free space at `folder`.
+        shm_kb: free space in /dev/shm; None if it is not usable.
+        memory_kb: memory of the machine.
+        refusal: error when writing to `folder`; "" if it can be written.
+        noexec: folder whose file system does not run programs; "" if it does.
+        foreign: `folder` as listed by ls, if it belongs to another user.
+        exposed: `folder` as listed by ls, if other users may write to it.
+        gpus: names of its GPUs.
+        devices: its GPUs as the driver lists them.
+        visible: CUDA_VISIBLE_DEVICES of its sessions; None if it is not set.
+        complaint: error of the driver, if it did not list the GPUs.
+        driver: version of NVIDIA's driver; "" without one.
+        rocm: whether AMD's ROCm is installed.
+        addresses: (interface, address) of all interfaces that are up, including loopback; the
+            interface is "-" if unknown.
+        pythons: interpreters; not searched for if the environment is ready.
+        unreached: sources of Python that uv would fetch from, if no interpreter has the requested
+            version and none of the sources can be reached; else "".
+        uv: path of a uv on the host that can choose PyTorch's builds.
+        no_index: whether its pip may use only links and no index.
+        indexes: number of its package indexes that answer; None if they were not queried.
+        links: whether it has links besides its indexes.
+        silent: (URL, reason) of package indexes that do not answer.
+        offers: builds of the requested packages that the other indexes have.
+        env: name of the environment for the requirements.
+        ready: whether the environment exists and its interpreter starts.
+        own: digest by name of the notebook's own distributions installed in it.
+        sent: whether its packages were sent by the notebook.
+        code: whether skymagic's code is installed.
+        packages: version by name of the required packages that an interpreter used as it is has.
     """
 
     system: str
@@ -130,25 +145,27 @@ class Facts:
 
     @property
     def accelerated(self) -> bool:
-        """Whether it runs programs that are built for GPUs."""
+        """Whether the host runs programs that are built for GPUs."""
         return bool(self.gpus or self.driver) or self.rocm
 
     @property
     def without_index(self) -> bool:
-        """Whether its packages have to come from the notebook: none of its indexes answers, or it has none, and no links either."""
+        """Whether its packages must be sent by the notebook, because it has no links and no index
+        answers.
+        """
         return self.sent or (self.indexes == 0 and not self.links)
 
     def interpreters(self, minor: str) -> list[Python]:
-        """Interpreters of this version, those first that can make environments."""
+        """Return the interpreters of this version, those that can create environments first."""
         fitting = [python for python in self.pythons if python.version == minor]
         return sorted(
             fitting, key=lambda python: (not (python.venv and python.pip), not python.venv)
         )
 
     def inventory(self, python: str = "") -> Inventory:
-        """The host as planning sees it."""
+        """Return the host's resources as planning needs them."""
         memory_gb = round(self.memory_kb * 1024 / 1e9, 1)
-        seen = gpus.visible(self.devices, self.visible)
+        visible_gpus = gpus.visible(self.devices, self.visible)
         unusable = (
             f"the driver of {self.hostname} does not answer ({self.complaint})"
             if self.complaint
@@ -160,7 +177,7 @@ class Facts:
             self.hostname,
             self.cpus,
             memory_gb,
-            seen,
+            visible_gpus,
             python,
             descriptors=self.descriptors,
             unusable=unusable,
@@ -168,32 +185,32 @@ class Facts:
 
 
 def parse(out: str) -> Facts:
-    """Parse the probe's output; other lines before or between are skipped.
+    """Parse the probe's output. Lines of other programs are skipped.
 
     Raises:
-        ValueError: it did not come to its end, or this is no POSIX system.
+        ValueError: the probe did not run to its end, or this is not a POSIX system.
     """
-    said: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in out.splitlines():
         if line.startswith(MARK):
             name, _, value = line.removeprefix(MARK).partition(" ")
-            # paths are used as they are; all else is shown
+            # Paths are used unchanged. Everything else is shown to the user.
             value = value.strip() if name in PATHS else sanitized_line(value.strip())
-            said.setdefault(name, []).append(value)
-    if not {"system", "end"} <= set(said):
+            values.setdefault(name, []).append(value)
+    if not {"system", "end"} <= set(values):
         raise ValueError("its shell did not run the probe to its end")
 
     def one(name: str) -> str:
-        return said.get(name, [""])[-1]
+        return values.get(name, [""])[-1]
 
     def number(name: str) -> int | None:
         return int(one(name)) if one(name).isdigit() else None
 
-    rows, tree, users, held = (
-        said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold")
+    rows, tree, users, holds = (
+        values.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold")
     )
-    devices = gpus.listed(rows, tree, users, held)
-    words = (
+    devices = gpus.listed(rows, tree, users, holds)
+    text_facts = (
         "system",
         "machine",
         "hostname",
@@ -206,8 +223,12 @@ def parse(out: str) -> Facts:
         "noexec",
         "foreign",
     )
-    plain: dict[str, Any] = {name: one(name) for name in (*words, "exposed", "env", "unreached")}
-    plain |= {name: name in said for name in ("rocm", "no_index", "links", "ready", "sent", "code")}
+    plain: dict[str, Any] = {
+        name: one(name) for name in (*text_facts, "exposed", "env", "unreached")
+    }
+    plain |= {
+        name: name in values for name in ("rocm", "no_index", "links", "ready", "sent", "code")
+    }
     plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}
     plain |= {name: number(name) or 0 for name in ("uid", "clock", "memory_kb")}
     return Facts(
@@ -215,16 +236,16 @@ def parse(out: str) -> Facts:
         cpus=number("cpus") or 1,
         gpus=tuple(device.name for device in devices),
         devices=devices,
-        visible=said["visible"][-1] if "visible" in said else None,
+        visible=values["visible"][-1] if "visible" in values else None,
         complaint=one("gpu_complaint"),
         driver=one("driver"),
-        silent=tuple(_pair(value) for value in said.get("silent", ())),
-        offers=tuple(_offer(value, one("system")) for value in said.get("offer", ())),
-        addresses=tuple(_pair(value) for value in said.get("address", ())),
-        pythons=tuple(dict.fromkeys(map(_python, said.get("python", ())))),
+        silent=tuple(_pair(value) for value in values.get("silent", ())),
+        offers=tuple(_offer(value, one("system")) for value in values.get("offer", ())),
+        addresses=tuple(_pair(value) for value in values.get("address", ())),
+        pythons=tuple(dict.fromkeys(map(_python, values.get("python", ())))),
         uv=one("uv") or None,
-        own=dict(_pair(value) for value in said.get("own", ())),
-        packages=dict(_pair(value) for value in said.get("package", ())),
+        own=dict(_pair(value) for value in values.get("own", ())),
+        packages=dict(_pair(value) for value in values.get("package", ())),
     )
 
 
@@ -238,7 +259,8 @@ def _offer(value: str, system: str) -> BuildOffer:
     label = version.partition("+")[2]
     if label:
         kind = "cuda" if label.startswith("cu") else label.rstrip("0123456789.")
-    elif kind == "-":  # PyPI's wheels of torch are for CUDA on Linux
+    # PyPI's wheels of torch are built for CUDA on Linux.
+    elif kind == "-":
         kind = "cuda" if system == "Linux" and name.startswith("torch") else "cpu"
     return BuildOffer(name, version, kind, int(nbytes) if nbytes.isdigit() else None, source)
 

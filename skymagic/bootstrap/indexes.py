@@ -1,10 +1,11 @@
-"""What a host's package indexes answer, and which builds of which packages they have: asked on the host, by its own Python."""
+"""Query a host's package indexes, on the host and with its own Python: which answer, and their
+builds.
+"""
 
 from __future__ import annotations
 
-ANSWER_SECONDS = (
-    8  # how long all indexes of a host together have to answer; one that does not is left out
-)
+ANSWER_SECONDS = 8
+"""Seconds that all indexes of a host together have to answer. Indexes that do not are left out."""
 
 INDEX_PROBE = r'''
 import base64, json, os, re, ssl, sys, threading, time, zipfile, zlib
@@ -151,8 +152,10 @@ for one in sorted(list(offers)):
 sys.stdout.flush()
 os._exit(0)  # those who still wait are not waited for
 '''
-"""Run by an interpreter of the host (3.6 or newer): says which indexes do not answer, and what the others have.
+"""Script run by an interpreter of the host (3.6 or newer): report which indexes do not answer, and
+what the others have.
 
-Arguments: seconds, the minor version that is wanted, the machine, then names, or ``name==version``. URLs come in variables:
-they may hold passwords, and what is on a command line all users see.
+Arguments: seconds, the minor version that is required, the machine, then names or
+``name==version``. URLs are passed in environment variables, because they may hold passwords and all
+users can see a command line.
 """
