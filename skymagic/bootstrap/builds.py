@@ -372,8 +372,8 @@ def shortage_of(nbytes: int, facts: Facts) -> str:
     if free is None or needed <= free * 1024:
         return ""
     return (
-        f"its disk will not hold the packages: about {size(needed)} needed, "
-        f"{size(free * 1024)} free at {facts.folder}"
+        f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} "
+        f"free at {facts.folder}"
     )
 
 

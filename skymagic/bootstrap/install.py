@@ -1,4 +1,6 @@
-"""The script that changes a host: makes an environment and puts skymagic's code there, under a lock."""
+"""install.sh, the script that changes a host: it creates an environment and installs skymagic's
+code, under a lock.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,21 @@ class InstallPlan:
     """Plan of an installation on one host.
 
     Attributes:
-        requirements: what is to be there.
-        env: name of the environment; "" when none is made.
-        python: the interpreter that makes the environment, or that is used as it is; "" to let uv find or fetch one.
-        incoming: name of the folder where uploads are, which is removed at the end; never "".
-        pip: whether `python` can make an environment with pip.
+        requirements: what the host must have.
+        env: name of the environment; "" if none is created.
+        python: interpreter that creates the environment, or that is used as it is; "" to let uv
+            find or fetch one.
+        incoming: name of the upload folder, which is removed at the end; never "".
+        pip: whether `python` can create an environment with pip.
         uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None.
-        wheel: file name of skymagic's wheel in it; "" when its code is there already.
-        files: names of uploaded packages in it.
+        wheel: file name of skymagic's wheel in `incoming`; "" if the code is already installed.
+        files: names of uploaded packages in `incoming`.
         builds: which builds of PyTorch's packages fit.
         silent: URLs of indexes that do not answer.
-        sent: pins of the wheels in `incoming`, which are all that packages come from; () where they come from its indexes.
+        sent: pins of the wheels in `incoming`, the only source of packages then; () if packages
+            come from the host's indexes.
         copied: whether another host's environment and code are in `incoming` instead.
-        cached: whether uv and pip use what they have kept on the host.
+        cached: whether uv and pip use their caches on the host.
     """
 
     requirements: Requirements
@@ -104,7 +108,9 @@ main() {
     status=1 command="mkdir -p $drop"
     folders || fail
 """
-"""How the scripts begin that make or change environments: without the user's own settings of Python and pip, and watched."""
+"""Common start of the scripts that create or change environments: hide the user's own settings of
+Python and pip, and start the watchdog.
+"""
 
 _MAIN = r"""    if [ -n "$env" ]; then
         lock
@@ -222,11 +228,13 @@ unpack() {
 def plan_install(
     requirements: Requirements, facts: Facts, incoming: str, wheel: str
 ) -> InstallPlan:
-    """Choose how an environment is made: by the host's Python, by its uv, else by an uploaded uv.
+    """Choose how to create an environment: with the host's Python, its uv, or else an uploaded uv.
 
     Args:
-        incoming: a name for the folder of uploads.
-        wheel: the file name of skymagic's wheel.
+        requirements: what the host must have.
+        facts: the host.
+        incoming: name for the upload folder.
+        wheel: file name of skymagic's wheel.
     """
     wheel = "" if facts.code else wheel
     if requirements.prepared:
@@ -245,7 +253,9 @@ def plan_install(
 
 
 def install_script(plan: InstallPlan, facts: Facts) -> str:
-    """sh that makes the environment, unless somebody else has meanwhile, and unpacks skymagic's code."""
+    """Return sh that creates the environment, unless somebody else has meanwhile, and unpacks
+    skymagic's code.
+    """
     names = {
         "folder": facts.folder,
         "want": plan.requirements.python,
@@ -274,7 +284,10 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
 
 
 def requirements_function(plan: InstallPlan, facts: Facts) -> str:
-    """A shell function that writes the list of packages; passwords in URLs are on no command line."""
+    """Return a shell function that writes the package lists.
+
+    Passwords in URLs therefore never appear on a command line.
+    """
     requirements = plan.requirements
     # pip and uv split a path at spaces, but not a URL
     uploaded = [
@@ -295,7 +308,7 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
         ],
         "builds.txt": plan.sent or plan.builds.constraints,
         "versions.txt": () if plan.sent else requirements.preferences,
-        "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],
+        "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in requirements.own],
         **{
             f"scoped-{n}.txt": [f"--index-url {url}", *served]
             for n, (url, served) in enumerate(scoped)
@@ -305,12 +318,15 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
 
 
 def links(facts: Facts, incoming: str) -> str:
-    """URL of the folder of wheels that were sent."""
+    """Return the URL of the folder that holds the wheels sent by the notebook."""
     return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
 
 
 def writing(files: Mapping[str, Iterable[str]]) -> str:
-    """A shell function that writes files of lines: by a builtin, for a program's arguments are seen by other users."""
+    """Return a shell function that writes files line by line.
+
+    It uses a shell builtin, because other users can see the arguments of a program.
+    """
     text = ["requirements() {"]
     for name, lines in files.items():
         writes = (f"        printf '%s\\n' {quote(line)}" for line in lines)
@@ -319,7 +335,10 @@ def writing(files: Mapping[str, Iterable[str]]) -> str:
 
 
 def _commands(plan: InstallPlan) -> str:
-    """A shell function that runs the plugins' commands, from a file: they may hold what other users must not see."""
+    """Return a shell function that runs the plugins' commands.
+
+    Each command is run from a file, because it may hold something that other users must not see.
+    """
     steps = []
     for command in plan.requirements.commands:
         steps.append(f"    printf '%s\\n' {quote(command)} >\"$drop/command\"")

@@ -1,4 +1,4 @@
-"""Why a host cannot be set up, and what to do about it, in words."""
+"""Messages that explain why a host cannot be set up and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ OTHER_FOLDER = "name a folder where you may write with --env SKYMAGIC_HOME=/path
 MIN_FREE_KB = 300 * 1024
 """Free space below which no environment fits."""
 DISK_FULL_KB = 20 * 1024
-"""Free space below which a failure is the disk's, whatever was printed."""
+"""Free space below which a failure is blamed on the disk, whatever was printed."""
 
 
 @dataclass(frozen=True)
 class InstallFailure:
-    """An installation that ended early.
+    """An installation that failed.
 
     Attributes:
-        step: what it was doing. command: the command that failed; "" when the script itself ended.
-        status: exit status; None when nobody could tell.
+        step: the step that failed.
+        command: the command that failed; "" if the script itself ended.
+        status: exit status; None if it is unknown.
         last: the last lines that the step printed.
         free_kb: free space at that moment.
-        minor: the version of Python that is wanted.
+        minor: the Python version that is required.
     """
 
     step: str
@@ -41,26 +42,29 @@ class InstallFailure:
 
     @property
     def reason(self) -> str:
-        """What failed, with the command and what it said."""
+        """The step that failed, with its command and its last output."""
         how = (
             "its process was killed"
             if self.status is None or self.status < 0
             else f"exit code {self.status}"
         )
         command = [f"  command: {self.command}"] if self.command else []
-        said = [f"  | {line}" for line in self.last]
-        return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *said])
+        output = [f"  | {line}" for line in self.last]
+        return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *output])
 
     def remedy(self, facts: Facts) -> str:
-        """What to do, as far as the last lines tell."""
-        left = "Nothing was left there. Fix this, then create the pool again."
+        """Return what to do, as far as the last lines tell."""
+        general_advice = "Nothing was left there. Fix this, then create the pool again."
         silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
-        return (advice(self, facts) or left) + silent
+        return (advice(self, facts) or general_advice) + silent
 
 
 _UV_CACHE = r"cache entry|cache is corrupt"
 _PIP_CACHE = r"do not match the hashes|bad crc-32|error -3 while decompressing"
-_CONTRADICTION = "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions."
+_CONTRADICTION = (
+    "The packages contradict each other: the lines above say which. Change --pip or the plugins' "
+    "versions."
+)
 ADVICE = (
     (
         r"no space left|disk quota exceeded|errno 28|errno 122",
@@ -71,57 +75,63 @@ ADVICE = (
     (
         r"only builds for cuda",
         "Let {host} reach https://download.pytorch.org, or name an index that has CPU builds with "
-        "sky.Image(pip_indexes=[…]). To take the build for CUDA all the same, add --plugin torch and -y.",
+        "sky.Image(pip_indexes=[…]). To take the build for CUDA all the same, add --plugin torch "
+        "and -y.",
     ),
     (
         _UV_CACHE,
-        "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): its contents are downloaded again.",
+        "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): "
+        "its contents are downloaded again.",
     ),
     (
         _PIP_CACHE,
-        "pip's cache on {host} is damaged, or its index serves a different file than it announces. Run `rm -r ~/.cache/pip` there (or "
-        "`pip cache purge`), and try again.",
+        "pip's cache on {host} is damaged, or its index serves a different file than it "
+        "announces. Run `rm -r ~/.cache/pip` there (or `pip cache purge`), and try again.",
     ),
     (
         r"no interpreter found|failed to download.*cpython|python-build-standalone",
-        "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the host reach github.com (or "
-        "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
+        "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the "
+        "host reach github.com (or set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter "
+        "with sky.Image(python='/path/to/bin/python').",
     ),
     (
         r"certificate.?verify.?failed|invalid peer certificate|unknownissuer",
-        "{host} does not trust the certificate that its package index shows; a proxy that reads TLS may be between. Give pip there the "
-        "certificate of that proxy (`pip config set global.cert FILE`, for uv too), or have it in the image or the system's certificates.",
+        "{host} does not trust the certificate that its package index shows; a proxy that reads "
+        "TLS may be between. Give pip there the certificate of that proxy (`pip config set "
+        "global.cert FILE`, for uv too), or have it in the image or the system's certificates.",
     ),
     (
-        r"no matching distribution|could not find a version|not found in the package registry|there (is|are) no versions? of|"
+        r"no matching distribution|could not find a version|not found in the package "
+        r"registry|there (is|are) no versions? of|"
         r"no versions? of \S+ (is|are) available|only .* (is|are) available",
-        "The package indexes that {host} uses do not have this. Check the name and the version, or add other "
-        "indexes with sky.Image(pip_indexes=[…]).",
+        "The package indexes that {host} uses do not have this. Check the name and the version, "
+        "or add other indexes with sky.Image(pip_indexes=[…]).",
     ),
     (
         r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
-        r"temporary failure in name resolution|network is unreachable|error sending request|failed to fetch|certificate",
-        "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
-        "that it reaches with sky.Image(pip_indexes=[…]), or use an existing environment with "
-        "sky.Image(python='/path/to/bin/python').",
+        r"temporary failure in name resolution|network is unreachable|error sending "
+        r"request|failed to fetch|certificate",
+        "{host} does not reach its package index. Check pip's configuration there (`pip config "
+        "list`), name an index that it reaches with sky.Image(pip_indexes=[…]), or use an "
+        "existing environment with sky.Image(python='/path/to/bin/python').",
     ),
     (r"unsatisfiable|no solution found", _CONTRADICTION),
 )
 
 
 def blames_cache(failure: InstallFailure) -> bool:
-    """Whether the last lines are what uv or pip say of a damaged cache of theirs."""
+    """Return True if the last lines are what uv or pip prints when its cache is damaged."""
     return bool(re.search(f"{_UV_CACHE}|{_PIP_CACHE}", "\n".join(failure.last).lower()))
 
 
 def advice(failure: InstallFailure, facts: Facts) -> str:
-    """What to do about what the last lines tell; empty where they tell nothing that is known."""
+    """Return advice for the error in the last lines, or "" if no known error is among them."""
     text = "\n".join(failure.last).lower()
     full = failure.free_kb is not None and failure.free_kb < DISK_FULL_KB
-    for pattern, words in ADVICE:
+    for pattern, template in ADVICE:
         if re.search(pattern, text) or full:  # the first is about full disks
             free = _free(failure.free_kb)
-            return words.format(
+            return template.format(
                 folder=facts.folder, free=free, host=facts.hostname, minor=failure.minor
             )
     return ""
@@ -132,14 +142,18 @@ def _free(kb: int | None) -> str:
 
 
 def refusals(facts: Facts, requirements: Requirements) -> list[str]:
-    """Why nothing can be set up on such a host; sentences with what to do, empty when nothing is in the way."""
-    found = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
+    """Explain why nothing can be set up on a host.
+
+    Returns:
+        Sentences that say what to do; empty if nothing is in the way.
+    """
+    problems = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
     if facts.code and (facts.ready or requirements.prepared):
-        return found
+        return problems
     room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
     short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
     return [
-        *found,
+        *problems,
         *(_place(facts, requirements) or short),
         *_python(facts, requirements),
         *_wheels(facts, requirements),
@@ -147,26 +161,28 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
 
 
 def _safety(facts: Facts) -> list[str]:
-    """What lies there is run: nobody else may have put it there."""
+    """Check that nobody else can have put files into the folder: what is in it will be run."""
     if facts.foreign:
         return [f"{facts.folder} belongs to another user ({facts.foreign}): {OTHER_FOLDER}"]
     if facts.exposed:
         return [
-            f"other users may write to {facts.folder} ({facts.exposed}): see that what is in it is yours, and run "
-            f"`chmod 700 {facts.folder}` there, or {OTHER_FOLDER}"
+            f"other users may write to {facts.folder} ({facts.exposed}): see that what is in it "
+            f"is yours, and run `chmod 700 {facts.folder}` there, or {OTHER_FOLDER}"
         ]
     return []
 
 
 def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
-    """Wheels that go along and do not run there."""
+    """Explain which wheels that would be uploaded do not run on the host."""
     wheels = {PurePath(path).name: "" for path, _ in requirements.files if path.endswith(".whl")}
     wheels |= {
-        each.file: f"{each.name} {each.version} (from {each.source})" for each in requirements.own
+        own_wheel.file: f"{own_wheel.name} {own_wheel.version} (from {own_wheel.source})"
+        for own_wheel in requirements.own
     }
     return [
-        f"{words or file} cannot be installed: {why}; build a wheel of it there, and name that with --pip"
-        for file, words in wheels.items()
+        f"{description or file} cannot be installed: {why}; build a wheel of it there, and name "
+        f"that with --pip"
+        for file, description in wheels.items()
         if (why := misfit(file, facts, requirements.minor))
     ]
 
@@ -177,13 +193,14 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
     if facts.refusal:
         if "space" in facts.refusal.lower() or "quota" in facts.refusal.lower():
             return [
-                f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {OTHER_FOLDER}"
+                f"its disk is full at {facts.folder} ({facts.refusal}): make room, or "
+                f"{OTHER_FOLDER}"
             ]
         return [f"nothing can be written at {facts.folder} ({facts.refusal}): {OTHER_FOLDER}"]
     if facts.noexec and not requirements.prepared:
         return [
-            f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so compiled packages "
-            f"do not load: {OTHER_FOLDER}"
+            f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so "
+            f"compiled packages do not load: {OTHER_FOLDER}"
         ]
     if (
         facts.disk_kb is not None
@@ -192,21 +209,25 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
         and not requirements.prepared
     ):
         return [
-            f"its disk is nearly full: {_free(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
-            f"{_free(MIN_FREE_KB)}: make room, or {OTHER_FOLDER}"
+            f"its disk is nearly full: {_free(facts.disk_kb)} free at {facts.folder}, and an "
+            f"environment needs more than {_free(MIN_FREE_KB)}: make room, or {OTHER_FOLDER}"
         ]
     return []
 
 
 def _python(facts: Facts, requirements: Requirements) -> list[str]:
-    """Why no interpreter of the wanted version is available: none is there, and none can be fetched."""
+    """Explain why no interpreter of the required version is available: the host has none and cannot
+    fetch one.
+    """
     if not facts.unreached:
         return []
     minor = requirements.minor
     return [
-        f"it needs Python {minor}, has {_pythons(facts)}, and reaches no place to fetch one from ({facts.unreached}): install "
-        f"Python {minor} there, set UV_PYTHON_INSTALL_MIRROR there to a place that it reaches, name an interpreter with "
-        "sky.Image(python='/path/to/bin/python'), or start the notebook with a Python that the hosts have"
+        f"it needs Python {minor}, has {_pythons(facts)}, and reaches no place to fetch one from "
+        f"({facts.unreached}): install Python {minor} there, set UV_PYTHON_INSTALL_MIRROR there "
+        "to a place that it reaches, name an interpreter with "
+        "sky.Image(python='/path/to/bin/python'), or start the notebook with a Python that the "
+        "hosts have"
     ]
 
 
@@ -215,39 +236,49 @@ def _pythons(facts: Facts) -> str:
 
 
 def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
-    """What keeps an interpreter from being used as it is."""
-    named = "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have one made"
+    """Explain why an interpreter cannot be used as it is."""
+    named = (
+        "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have "
+        "one made"
+    )
     if not facts.pythons:
         return [f"{requirements.python} is not there, or does not start: {named}"]
     problems = []
     if facts.pythons[0].version != requirements.minor:
         problems.append(
-            f"{requirements.python} is Python {facts.pythons[0].version} and this notebook runs {requirements.minor}; functions travel "
-            f"only between equal versions: {named}"
+            f"{requirements.python} is Python {facts.pythons[0].version} and this notebook runs "
+            f"{requirements.minor}; functions travel only between equal versions: {named}"
         )
     if requirements.files:
         problems.append(
-            f"the files {', '.join(path for path, _ in requirements.files)} cannot be installed into an interpreter that is used "
-            "as it is: install them there, and leave them out"
+            f"the files {', '.join(path for path, _ in requirements.files)} cannot be installed "
+            "into an interpreter that is used as it is: install them there, and leave them out"
         )
     lacks = list(lacking(requirements.packages, facts.packages))
     if lacks:
-        said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
-        words = " ".join(f'"{each}"' for each, _ in lacks)
+        missing = ", ".join(
+            f"{requirement} (it has {has})" if has else str(requirement)
+            for requirement, has in lacks
+        )
+        packages = " ".join(f'"{requirement}"' for requirement, _ in lacks)
         problems.append(
-            f"{requirements.python} is missing {said}: run `{requirements.python} -m pip install {words}` there"
+            f"{requirements.python} is missing {missing}: run `{requirements.python} -m pip "
+            f"install {packages}` there"
         )
     return problems
 
 
 def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tuple[str, str]:
-    """(reason, remedy) when neither the host's Python nor uv can make an environment."""
+    """Return the reason and the remedy if neither the host's Python nor uv can create an
+    environment.
+    """
     reason = (
-        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, and no uv (Python there: {_pythons(facts)});\n"
+        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, "
+        f"and no uv (Python there: {_pythons(facts)});\n"
         f"  uv could not be got for it ({facts.system} {facts.machine}) either: {masked(problem)}"
     )
     remedy = (
-        f"Install Python {requirements.minor} (with its venv package) or uv there, or name an interpreter that has all packages "
-        "with sky.Image(python='/path/to/bin/python')."
+        f"Install Python {requirements.minor} (with its venv package) or uv there, or name an "
+        "interpreter that has all packages with sky.Image(python='/path/to/bin/python')."
     )
     return reason, remedy

@@ -1,9 +1,12 @@
-"""The notebook's own distributions as wheels, made here and kept: what is installed from a folder, a repository or a file.
+"""Make wheels of the notebook's own distributions: those installed from a folder, a repository or a
+file.
 
-An installer writes down what a distribution was installed from (``direct_url.json``, PEP 610). No index need have such a
-distribution, or may have something else of its name. An editable one is what its source is: uv or pip builds it in a copy of the
-source. Any other one is what is installed, whatever has become of its source: its files are packed again. The cache is
-content-addressed by both.
+An installer records what a distribution was installed from (``direct_url.json``, PEP 610). A
+package index need not have such a distribution, or may have something else under its name.
+
+An editable distribution is whatever its source is now: uv or pip builds a wheel in a copy of the
+source. Any other distribution is what is installed, whatever has become of its source: its files
+are packed into a wheel again. The cache is content-addressed in both cases.
 """
 
 from __future__ import annotations
@@ -33,28 +36,29 @@ from skymagic.plan.distributions import canonical
 from skymagic.plan.masking import masked, without_colours
 from skymagic.wire import atomic
 
-# -- where they come from -------------------------------------------------------------------------------------------------
+# -- where they come from --------------------------------------------------------------------------
 
 
 _DERIVED = re.compile(
-    r"__pycache__|\.(git|hg|svn|venv|tox|nox|eggs|ipynb_checkpoints|.*_cache)|venv|build|dist|node_modules|.*\.egg-info"
+    r"__pycache__|\.(git|hg|svn|venv|tox|nox|eggs|ipynb_checkpoints|.*_cache)|"
+    r"venv|build|dist|node_modules|.*\.egg-info"
 )
-"""Folders that hold nothing of a source: what version control, environments and builds leave."""
+"""Folders that are not part of a source: leftovers of version control, environments and builds."""
 _COMPILED = (".pyc", ".pyo")
 _CODE = (".py", ".pyi", ".pyx", ".pxd")
-"""What counts also where git ignores it: generated code, such as ``_version.py``."""
+"""Suffixes of files that count even if git ignores them: generated code such as ``_version.py``."""
 GIT_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a distribution was installed from.
+    """Where a distribution was installed from.
 
     Attributes:
-        url: without passwords.
-        folder: a folder of this machine; "" where it is something else.
+        url: URL without passwords.
+        folder: a folder of this machine; "" if it is something else.
         editable: whether the notebook imports from that folder itself.
-        archive: whether it was one file.
+        archive: whether it was a single file.
     """
 
     url: str
@@ -67,66 +71,81 @@ class Origin:
 
 
 def origin(distribution: metadata.Distribution) -> Origin | None:
-    """What it was installed from; None for an index, and for a file that was downloaded by its URL."""
+    """Return where a distribution was installed from.
+
+    Returns:
+        The origin, or None if it came from an index or from a file downloaded by URL.
+    """
     try:
-        said = json.loads(distribution.read_text("direct_url.json") or "{}")
-        url = str(said["url"])
+        direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
+        url = str(direct_url["url"])
     except (ValueError, KeyError, TypeError):
         return None
     local = urlsplit(url).scheme == "file"
     path = url2pathname(urlsplit(url).path) if local else ""
-    if "dir_info" in said:
-        within = str(said.get("subdirectory") or "")
-        folder = str(Path(path, within)) if within else path
-        return Origin(masked(url), folder, bool((said["dir_info"] or {}).get("editable")))
-    if "vcs_info" in said:
-        commit = (said["vcs_info"] or {}).get("commit_id", "")
+    if "dir_info" in direct_url:
+        subdirectory = str(direct_url.get("subdirectory") or "")
+        folder = str(Path(path, subdirectory)) if subdirectory else path
+        return Origin(masked(url), folder, bool((direct_url["dir_info"] or {}).get("editable")))
+    if "vcs_info" in direct_url:
+        commit = (direct_url["vcs_info"] or {}).get("commit_id", "")
         return Origin(f"{masked(url)}@{commit}"[:200])
     return Origin(masked(url), archive=True) if local else None
 
 
 def source_digest(folder: Path, name: str) -> str:
-    """Names the content of a source folder, and what it is built by and for."""
-    whole = hashlib.sha256(f"{name} {sysconfig.get_platform()} {sys.version_info[:2]}".encode())
+    """Return a digest of a source folder's content, the Python version and the platform."""
+    digest = hashlib.sha256(f"{name} {sysconfig.get_platform()} {sys.version_info[:2]}".encode())
     for path in source_files(folder):
         status = (folder / path).stat()
-        told = f"\0{path}\0{status.st_mode & 0o111 != 0}\0"
-        whole.update(
-            told.encode() + _digest(str(folder / path), status.st_size, status.st_mtime_ns)
+        header = f"\0{path}\0{status.st_mode & 0o111 != 0}\0"
+        digest.update(
+            header.encode() + _digest(str(folder / path), status.st_size, status.st_mtime_ns)
         )
-    return whole.hexdigest()[:24]
+    return digest.hexdigest()[:24]
 
 
 @lru_cache(maxsize=100_000)
 def _digest(path: str, nbytes: int, changed: int) -> bytes:
-    """Digest of one file, which is read again when it was changed."""
+    """Return the digest of one file. It is cached until the file's size or modification time
+    changes.
+    """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def source_files(folder: Path) -> list[str]:
-    """The files of a source, relative to its folder, sorted: as git knows them, else all but what builds leave."""
-    found = _known_to_git(folder)
-    if found is None:
-        found = set(_walked(folder))
+    """Return the sorted files of a source, relative to its folder.
+
+    These are the files that git knows, or without git, everything but the leftovers of builds.
+    """
+    names = _known_to_git(folder)
+    if names is None:
+        names = set(_walked(folder))
     return sorted(
-        path for path in found if not path.endswith(_COMPILED) and (folder / path).is_file()
+        path for path in names if not path.endswith(_COMPILED) and (folder / path).is_file()
     )
 
 
 def _walked(folder: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
             for name in folders
-            if not _DERIVED.fullmatch(name) and not Path(place, name, "pyvenv.cfg").exists()
+            if not _DERIVED.fullmatch(name) and not Path(parent, name, "pyvenv.cfg").exists()
         ]
-        within = Path(place).relative_to(folder)
-        yield from (str(within / name) for name in files)
+        relative = Path(parent).relative_to(folder)
+        yield from (str(relative / name) for name in files)
 
 
 def _known_to_git(folder: Path) -> set[str] | None:
-    """What git has or would take, and code that it ignores beside that: a data folder that it ignores may be large. None without git."""
+    """Return the files that git tracks or would add, and code files that it ignores.
+
+    Anything else that git ignores is left out: an ignored data folder may be large.
+
+    Returns:
+        Relative paths, or None if git does not know the folder.
+    """
     listed = _git(folder, "-co")
     if not listed:
         return None
@@ -138,20 +157,24 @@ def _known_to_git(folder: Path) -> set[str] | None:
 def _git(folder: Path, *options: str) -> set[str] | None:
     command = ["git", "-C", str(folder), "ls-files", "-z", *options, "--exclude-standard", "."]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, timeout=GIT_TIMEOUT, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return set(filter(None, os.fsdecode(done.stdout).split("\0"))) if done.returncode == 0 else None
+    return (
+        set(filter(None, os.fsdecode(result.stdout).split("\0")))
+        if result.returncode == 0
+        else None
+    )
 
 
-# -- as wheels ------------------------------------------------------------------------------------------------------------
+# -- as wheels -------------------------------------------------------------------------------------
 
 
 BUILD_TIMEOUT = 900.0
 KEPT_WHEELS = 3
-"""Wheels of one distribution that stay in the cache."""
+"""Number of wheels per distribution that stay in the cache."""
 _LAST_LINES = 15
 _NOISE = ("note: This", "hint: See", "[notice]")
 _NOT_PACKED = (
@@ -166,17 +189,20 @@ _NOT_PACKED = (
 
 
 class NoWheel(SkyError):
-    """One of the notebook's own distributions cannot be made a wheel; the message names it, and says why."""
+    """No wheel can be made of one of the notebook's own distributions. The message names it and
+    says why.
+    """
 
 
 @dataclass(frozen=True)
 class OwnWheel:
-    """One of the notebook's own distributions, as a wheel.
+    """A wheel of one of the notebook's own distributions.
 
     Attributes:
-        name: canonical. version: the notebook's.
-        path: of the wheel, here.
-        digest: of its content: another one when its source has changed.
+        name: canonical name.
+        version: the notebook's version.
+        path: path of the wheel on this machine.
+        digest: digest of its content, which changes with its source.
         source: what it was installed from.
     """
 
@@ -193,29 +219,33 @@ class OwnWheel:
 
 
 def own_wheel(name: str, say: Callable[[str], None] = lambda words: None) -> OwnWheel:
-    """The wheel of a distribution that the notebook has from a folder, a repository or a file; made where it is not kept.
+    """Return the wheel of a distribution that was installed from a folder, a repository or a file.
+
+    The wheel is made unless the cache has it.
 
     Args:
-        say: told when it is built.
+        name: name of the distribution.
+        say: called with a message when a wheel is built.
 
     Raises:
-        NoWheel: its source is gone, or does not build; with the last lines of the build.
+        NoWheel: the source is missing or does not build. The message has the last lines of the
+            build.
     """
-    found = metadata.distribution(name)
-    place = origin(found)
-    assert place is not None
-    if place.editable:
-        digest, make = _editable(found, place, say)
+    distribution = metadata.distribution(name)
+    source = origin(distribution)
+    assert source is not None
+    if source.editable:
+        digest, make = _editable(distribution, source, say)
     else:
-        files, info, file = _installed(found, place)
+        files, info, file = _installed(distribution, source)
         digest = wheel.digest(files)
         make = lambda folder: _written(folder / file, wheel.pack(files, info))  # noqa: E731
     return OwnWheel(
         canonical(name),
-        found.version,
+        distribution.version,
         str(_kept(canonical(name), digest, make)),
         digest,
-        str(place),
+        str(source),
     )
 
 
@@ -223,43 +253,43 @@ def _written(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-# ------------------------------------------------------------------------------------------------- the cache
+# ---------------------------------------------------------------------------------------- the cache
 
 
 def user_cache() -> Path:
-    """The user's folder of cached programs and wheels."""
+    """Return the user's folder of cached programs and wheels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic"
 
 
 def wheel_cache() -> Path:
-    """Where wheels are kept, for this user."""
+    """Return the folder in which this user's wheels are cached."""
     return user_cache() / "wheels"
 
 
 def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
-    """The wheel in the cache; made anew where it is not there, or damaged."""
+    """Return the wheel from the cache. Make it if it is missing or damaged."""
     folder = wheel_cache() / name / digest
     atomic.private_folder(folder.parent)
-    if (there := _intact(folder)) is not None:
-        return there
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as text:
-        made = Path(text) / "wheel"
-        made.mkdir()
-        make(made)
-        for built in made.iterdir():
+    if (cached := _intact(folder)) is not None:
+        return cached
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
+        new_folder = Path(temporary) / "wheel"
+        new_folder.mkdir()
+        make(new_folder)
+        for built in new_folder.iterdir():
             built.chmod(0o600)  # with umask 002 the group could change what hosts install
-        if _intact(made) is None:
+        if _intact(new_folder) is None:
             raise NoWheel(f"{name}: its build produced no wheel")
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        shutil.rmtree(folder, ignore_errors=True)  # remove a damaged one
         try:
-            made.rename(folder)
-        except OSError:  # another notebook was faster: theirs is as good
+            new_folder.rename(folder)
+        except OSError:  # another notebook was faster: its wheel is as good
             if _intact(folder) is None:
                 raise
     _remove_old(folder)
-    found = _intact(folder)
-    assert found is not None
-    return found
+    path = _intact(folder)
+    assert path is not None
+    return path
 
 
 def _intact(folder: Path) -> Path | None:
@@ -284,13 +314,17 @@ def _remove_old(latest: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------ installed files
+# ---------------------------------------------------------------------------------- installed files
 
 
 def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, bytes], str, str]:
-    """(files, name of the .dist-info folder, file name of the wheel) of what is installed.
+    """Collect the installed files of a distribution for a wheel.
 
-    Programs are left out: an installer makes those of entry points anew. So is what lies outside of the packages' folder.
+    Programs are left out, because an installer creates the programs of entry points anew. So are
+    files outside of the packages' folder.
+
+    Returns:
+        The content by file name, the name of the .dist-info folder, and the wheel's file name.
     """
     recorded = {path.as_posix(): Path(str(found.locate_file(path))) for path in found.files or ()}
     info = next(
@@ -299,12 +333,14 @@ def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, b
     tags = re.findall(r"^Tag: *(\S+)-(\S+)-(\S+)$", found.read_text("WHEEL") or "", re.MULTILINE)
     if not info or not tags:
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {place}, without a list of its files: install it again"
+            f"{found.name} {found.version} is installed here from {place}, without a list of its "
+            f"files: install it again"
         )
     names = [name for name in recorded if _packed(name, info)]
-    if lost := [name for name in names if not recorded[name].is_file()]:
+    if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {place}, and {lost[0]} of it is missing: install it again"
+            f"{found.name} {found.version} is installed here from {place}, and {missing[0]} of "
+            f"it is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
     return (
@@ -319,11 +355,11 @@ def _packed(name: str, info: str) -> bool:
     return (
         not outside
         and not name.endswith((".pyc", ".pyo"))
-        and name not in {f"{info}/{each}" for each in _NOT_PACKED}
+        and name not in {f"{info}/{name}" for name in _NOT_PACKED}
     )
 
 
-# ---------------------------------------------------------------------------------------------------- builds
+# ------------------------------------------------------------------------------------------- builds
 
 
 def _editable(
@@ -337,36 +373,45 @@ def _editable(
 
     if not any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {folder}, which no longer contains a project"
+            f"{found.name} {found.version} is installed here from {folder}, which no longer "
+            f"contains a project"
         )
     return source_digest(folder, found.name), make
 
 
 def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
-    """Build a copy of the source: a build leaves files behind, and takes what an earlier one has left for sources."""
-    with tempfile.TemporaryDirectory(prefix="skymagic-build-") as text:
-        copy = Path(text) / folder.name
+    """Build a wheel in a copy of the source.
+
+    A build leaves files behind, and would take the leftovers of an earlier build for sources.
+    """
+    with tempfile.TemporaryDirectory(prefix="skymagic-build-") as temporary:
+        copy = Path(temporary) / folder.name
         for path in source_files(folder):
             (copy / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(folder / path, copy / path)
-        said = ""
+        output = ""
         for command in _commands(copy, out):
-            said = _run(command, found.version)
-            if not said:
+            output = _run(command, found.version)
+            if not output:
                 return
     lines = [
         line
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.strip(" │╰─>") and not line.strip().startswith(_NOISE)
     ]
     last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
     raise NoWheel(
-        f"no wheel could be built of {found.name} {found.version} in {folder}; `{_words(command, copy, folder)}` said:\n{last}"
+        f"no wheel could be built of {found.name} {found.version} in {folder}; "
+        f"`{_words(command, copy, folder)}` said:\n{last}"
     )
 
 
 def _commands(source: Path, out: Path) -> Iterator[list[str]]:
-    """Ways to build a wheel, the best first: without isolation nothing is downloaded, and what is installed here has to do."""
+    """Yield commands that build a wheel, best first.
+
+    The last one builds without isolation: nothing is downloaded, and the build tools that are
+    installed here must do.
+    """
     uv = shutil.which("uv")
     by_uv = [
         uv or "uv",
@@ -401,24 +446,36 @@ def _words(command: Iterable[str], copy: Path, folder: Path) -> str:
 
 
 def _run(command: list[str], version: str) -> str:
-    """What a command has said that failed; "" for one that did not. It ends with all that it started."""
+    """Run a command, and kill everything that it started if it does not end in time.
+
+    Returns:
+        The output of a command that failed, or "" on success.
+    """
     env = {
         **os.environ,
-        "SOURCE_DATE_EPOCH": "315532800",  # the same bytes from the same source
-        "SETUPTOOLS_SCM_PRETEND_VERSION": version,  # the copy has no repository
+        # The same source gives the same bytes.
+        "SOURCE_DATE_EPOCH": "315532800",
+        # The copy has no repository to take the version from.
+        "SETUPTOOLS_SCM_PRETEND_VERSION": version,
         "PIP_NO_INPUT": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     with subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
-    ) as process:  # fmt: skip
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
         try:
-            said, _ = process.communicate(timeout=BUILD_TIMEOUT)
+            output, _ = process.communicate(timeout=BUILD_TIMEOUT)
         except BaseException as problem:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             if isinstance(problem, subprocess.TimeoutExpired):
                 return f"it took longer than {BUILD_TIMEOUT:.0f} s"
             raise
-    return masked(without_colours(said)).strip() or "nothing" if process.returncode else ""
+    return masked(without_colours(output)).strip() or "nothing" if process.returncode else ""

@@ -1,4 +1,4 @@
-"""The probe script: gathers a host's facts in one round trip and changes nothing."""
+"""probe.sh, the script that gathers a host's facts in one round trip and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from skymagic.plan import gpus
 from skymagic.plan.image import project
 
 PYTHON_PROBE = (
-    "import sys; m = __import__('importlib.util').util.find_spec; "
-    "print('%d.%d %s %s %s' % (sys.version_info[0], sys.version_info[1], "
-    "'venv' if m('venv') else '-', 'pip' if m('ensurepip') else '-', sys.executable))"
+    "import sys; m = __import__('importlib.util').util.find_spec; print('%d.%d %s %s %s' % "
+    "(sys.version_info[0], sys.version_info[1], 'venv' if m('venv') else '-', 'pip' if "
+    "m('ensurepip') else '-', sys.executable))"
 )
-"""Run by each interpreter: prints its version, whether it has venv and ensurepip, and its path."""
+"""Code run by each interpreter: print its version, whether it has venv and ensurepip, and its path.
+"""
 
 PACKAGES_PROBE = """
 import os, re
@@ -35,9 +36,10 @@ for name in left.values():
     except m.PackageNotFoundError:
         pass
 """
-"""What an interpreter that is used as it is says, after the above, of packages by name.
+"""Code that an interpreter used as it is runs after `PYTHON_PROBE`, to report packages by name.
 
-Folders' names tell it at once; to import what reads their files takes longer than all the rest of the probe.
+Folder names answer this immediately. Importing the module that reads the metadata takes longer than
+the whole rest of the probe.
 """
 
 SOURCES_PROBE = """
@@ -59,7 +61,11 @@ print('@sky unreached', ', '.join(place.hostname for place in places))
 sys.stdout.flush()
 os._exit(0)
 """
-"""Run by an interpreter of the host: says which places of Pythons cannot be connected to, when none can. Arguments: seconds, URLs."""
+"""Code run by an interpreter of the host: report the sources of Python if none of them can be
+reached.
+
+Arguments: seconds, URLs.
+"""
 
 _BODY = r"""
 main() {
@@ -232,7 +238,7 @@ main </dev/null
 
 
 def folder_line(requirements: Requirements) -> str:
-    """sh that sets ``folder``."""
+    """Return a line of sh that sets ``folder``."""
     if requirements.folder is not None:
         head, slash, tail = requirements.folder.partition("/")
         start = '"${HOME-}"' if head == "~" else quote(head) if head else ""
@@ -241,10 +247,12 @@ def folder_line(requirements: Requirements) -> str:
 
 
 def probe_script(requirements: Requirements, sizes: bool = False) -> str:
-    """POSIX sh that says what `parse` reads.
+    """Return POSIX sh whose output `parse` reads.
 
     Args:
-        sizes: whether the host's indexes are asked for all packages, and not only where builds differ.
+        requirements: what the host must have.
+        sizes: query the host's indexes for all packages, not only for those that have several
+            builds.
     """
     pins = {} if requirements.prepared else requirements.pins
     projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()

@@ -1,4 +1,6 @@
-"""The output of install.sh, line by line: steps, the share of downloads that have come, and how it ended."""
+"""Parse the output of install.sh line by line: steps, share of downloads that are complete, and
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,25 @@ from skymagic.plan.masking import masked_command, without_colours
 from skymagic.wire.untrusted import sanitized
 
 PIP = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)")
-"""pip prints what it begins to download, one after the other: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)"."""
+"""Matches a line of pip about a download that starts. pip downloads one file after the other.
+
+For example: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)".
+"""
 UV = re.compile(r"\s*Downloaded (\S+)$")
-"""uv downloads side by side, and prints what has come: " Downloaded numpy"; nothing of what is smaller than 1 MB."""
+"""Matches a line of uv about a complete download, such as " Downloaded numpy".
+
+uv downloads in parallel, and prints nothing about files smaller than 1 MB.
+"""
 OVER = re.compile(r"\s*(?:Prepared \d|Installing collected packages)")
+"""Matches a line that follows all downloads."""
 
 
 class InstallStep(str):
-    """A step of an installation as text.
+    """Text of an installation step.
 
     Args:
-        text: what is shown.
-        share: of the planned bytes, between 0 and 1, those that have come; None where nothing is downloaded.
+        text: text shown to the user.
+        share: complete share of the planned bytes, between 0 and 1; None if nothing is downloaded.
     """
 
     share: float | None
@@ -38,10 +47,10 @@ class InstallStep(str):
 
 @dataclass
 class Downloads:
-    """What has come of what was planned.
+    """Downloads that are complete, out of those planned.
 
     Args:
-        sizes: bytes of each package, by its canonical name; those whose size nobody knows are not counted.
+        sizes: bytes of each package by canonical name. Packages of unknown size do not count.
     """
 
     sizes: Mapping[str, int]
@@ -49,12 +58,17 @@ class Downloads:
     _current: str = ""
 
     def feed(self, line: str) -> float | None:
-        """One line of the installer: the share that has come, where the line is about downloads and sizes are known."""
-        if begun := PIP.match(line):
+        """Process one line of the installer.
+
+        Returns:
+            The share that is complete, or None if the line is not about downloads or no sizes are
+                known.
+        """
+        if started := PIP.match(line):
             self._there.add(self._current)
-            self._current = project(begun[1]) or ""
-        elif come := UV.match(line):
-            self._there.add(project(come[1]) or "")
+            self._current = project(started[1]) or ""
+        elif downloaded := UV.match(line):
+            self._there.add(project(downloaded[1]) or "")
         elif OVER.match(line):
             self._there.update(self.sizes)
         elif not line.lstrip().startswith("Downloading "):
@@ -77,18 +91,21 @@ SHOWN_PREFIXES = (
     "Prepared ",
     "Installed ",
 )
-"""Prefixes of an installer's lines that the user sees."""
+"""Prefixes of the installer's lines that the user sees."""
 
 
 class InstallProgress:
-    """Parses the output line by line: reports steps, keeps the last lines and the status for the error.
+    """Parser of install.sh's output that reports steps and keeps the last lines and the status for
+    errors.
 
     Args:
-        report: gets each step in words.
-        hidden: values that are shown nowhere.
-        words: gets each line that an installer prints.
-        runs: gets the path of the new environment's interpreter, once modules of skymagic's can be run by it.
-        sizes: bytes of what is planned, by canonical name: steps of downloads have their share of it.
+        report: called with the text of each step.
+        hidden: values that are never shown.
+        words: called with each line that an installer prints.
+        sizes: bytes of the planned packages by canonical name. With them, download steps have a
+            share.
+        runs: called with the path of the new environment's interpreter as soon as it can run
+            modules of skymagic.
     """
 
     def __init__(
@@ -109,8 +126,9 @@ class InstallProgress:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def feed(self, line: str) -> None:
-        """One line of the script's output."""
+        """Process one line of the script's output."""
         if not line.startswith(MARK):
+            # Not a line of the script itself: an installer or another program printed it.
             text = self._masked(line).rstrip()
             if text:
                 self._last.append(text)
@@ -144,7 +162,7 @@ class InstallProgress:
         return sanitized(masked_command(without_colours(text), self._hidden))
 
     def failure(self, status: int | None, err: str, minor: str) -> InstallFailure:
-        """What went wrong, when the script has ended and is not done."""
+        """Return what went wrong, if the script has ended without success."""
         if not self._last:
             self._last.extend(self._masked(err).strip().splitlines())
         code = status if self._status is None else self._status
