@@ -1,6 +1,6 @@
-"""Choose the wheels and builds that fit one host, and predict what its new environment will hold.
+"""Choose the wheels and builds that fit a host, and predict the contents of its new environment.
 
-All functions here are pure. `packaging.tags` tells which wheels run on a platform that a host's
+All functions here are pure. `packaging.tags` knows which wheels run on a platform that a host's
 facts describe. uv chooses PyTorch's build, for CPUs or for the host's GPUs, if PyTorch's index
 answers. Otherwise the host's other indexes must provide one.
 """
@@ -120,7 +120,7 @@ def _tags(names: tuple[str, ...], minor: str) -> frozenset[Tag]:
 
 
 TORCH_INDEX = WHEELS + "cpu"
-"""One of PyTorch's own indexes, used to test whether they can be reached."""
+"""PyTorch's own index of CPU builds, used to test whether PyTorch's indexes can be reached."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
 """Matches a requirement for JAX as its plugin and Keras's plugin write it."""
 CUDA_13_DRIVER = 580
-"""First version of NVIDIA's driver for which uv's ``auto`` picks PyTorch's builds for CUDA 13."""
+"""NVIDIA driver version from which uv's ``auto`` picks PyTorch's builds for CUDA 13."""
 
 
 def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
@@ -279,12 +279,14 @@ UV_BYTES = 20_000_000
 ASSUMED_BYTES = 2_000_000
 """Assumed size of a wheel if its index does not report one."""
 ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
-"""Assumed size of a PyTorch wheel if its index does not report one: for GPUs (True), for CPUs
-(False).
+"""Assumed size of a PyTorch wheel if its index does not report one.
+
+True is the key of builds for GPUs, False that of builds for CPUs.
 """
 UNPACKED = 4
-"""Bytes on disk per byte of a wheel: the wheel itself, and its contents at about three times its
-size.
+"""Bytes on disk per byte of a wheel.
+
+This counts the wheel itself, and its contents at about three times its size.
 """
 
 
@@ -300,8 +302,10 @@ class Package:
 
     @property
     def text(self) -> str:
-        """One line, such as ``torch 2.13.0+cpu, CPU build, 184.2 MB, from
-        https://download.pytorch.org/whl/cpu``.
+        """A line that describes the package.
+
+        For example: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from
+        https://download.pytorch.org/whl/cpu``
         """
         named = f"{self.name} {self.version or '(the newest)'}"
         details = (
@@ -365,9 +369,7 @@ def shortage(requirements: Requirements, facts: Facts) -> str:
 
 
 def shortage_of(nbytes: int, facts: Facts) -> str:
-    """Explain why the host's disk will not hold an environment made of `nbytes` of wheels, or
-    return "".
-    """
+    """Explain why `nbytes` of wheels do not fit on the host's disk, or return ""."""
     needed, free = nbytes * UNPACKED, facts.disk_kb
     if free is None or needed <= free * 1024:
         return ""
@@ -394,7 +396,7 @@ def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> P
 
 
 NAMED_PACKAGES = 5
-"""Number of packages that a plan lists by name among those that nobody requested."""
+"""Number of dependencies that a plan lists by name."""
 
 
 def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Copy folders from one host to others of its kind, using whatever Python each host has.
+"""Copy folders from one host to others of the same kind, with any Python that the hosts have.
 
 This is chain replication: each host unpacks the stream and forwards it at the same time::
 
@@ -39,8 +39,9 @@ from skymagic.wire.authentication import Door
 from skymagic.wire.tls import context
 
 PIECE = 1 << 18
-"""Bytes that are forwarded together. With smaller pieces, TLS takes processor time that unpacking
-needs.
+"""Bytes that are forwarded together.
+
+With smaller pieces, TLS takes processor time that unpacking needs.
 """
 FOLLOWER_SECONDS = 15.0
 """Seconds that a host waits for the next host before it unpacks alone."""
@@ -78,8 +79,7 @@ def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
 
 
 def received(pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack) -> Iterator[bytes]:
-    """Connect to the previous host in the chain and return an iterator over the pieces that it
-    sends.
+    """Connect to the previous host in the chain and yield the pieces that it sends.
 
     Raises:
         OSError: the connection failed. The iterator raises it too if the stream breaks off.
@@ -181,7 +181,7 @@ def moved(programs: Path, before: str, now: str) -> None:
 
 
 class ChainLink:
-    """One host's link in the chain: it sends or receives.
+    """Link of a host in the replication chain.
 
     Args:
         pem: certificate and key shared by all hosts of the chain.
@@ -226,8 +226,9 @@ class ChainLink:
             return True
 
     def _sinks(self, stack: contextlib.ExitStack, last: bool) -> list[Sink]:
-        """Return the sink for the next host, or nothing if there is none or it does not connect in
-        time.
+        """Return the sink for the next host, or no sink if this is the last host.
+
+        A next host that does not connect in time is left out too.
         """
         try:
             return (

@@ -150,8 +150,9 @@ class Facts:
 
     @property
     def without_index(self) -> bool:
-        """Whether its packages must be sent by the notebook, because it has no links and no index
-        answers.
+        """Whether its packages must be sent by the notebook.
+
+        That is so if none of its indexes answers, or it has none, and it has no links either.
         """
         return self.sent or (self.indexes == 0 and not self.links)
 

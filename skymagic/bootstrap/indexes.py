@@ -1,5 +1,6 @@
-"""Query a host's package indexes, on the host and with its own Python: which answer, and their
-builds.
+"""Query a host's package indexes with the host's own Python.
+
+The queries find out which indexes answer, and which builds of which packages they have.
 """
 
 from __future__ import annotations
@@ -152,10 +153,9 @@ for one in sorted(list(offers)):
 sys.stdout.flush()
 os._exit(0)  # those who still wait are not waited for
 '''
-"""Script run by an interpreter of the host (3.6 or newer): report which indexes do not answer, and
-what the others have.
+"""Script run by an interpreter of the host (3.6 or newer) to query its package indexes.
 
-Arguments: seconds, the minor version that is required, the machine, then names or
-``name==version``. URLs are passed in environment variables, because they may hold passwords and all
-users can see a command line.
+It reports which indexes do not answer, and the builds that the others have. Arguments: seconds, the
+minor version that is required, the machine, then names or ``name==version``. URLs are passed in
+environment variables, because they may hold passwords and all users can see a command line.
 """

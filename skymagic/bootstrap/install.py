@@ -1,5 +1,6 @@
-"""install.sh, the script that changes a host: it creates an environment and installs skymagic's
-code, under a lock.
+"""install.sh, the script that changes a host.
+
+It creates an environment and installs skymagic's code, under a lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ UPLOADED = "uploaded"
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """Plan of an installation on one host.
+    """Plan for installing skymagic on one host.
 
     Attributes:
         requirements: what the host must have.
@@ -108,8 +109,9 @@ main() {
     status=1 command="mkdir -p $drop"
     folders || fail
 """
-"""Common start of the scripts that create or change environments: hide the user's own settings of
-Python and pip, and start the watchdog.
+"""Common start of the scripts that create or change environments.
+
+It hides the user's own settings of Python and pip, and starts the watchdog.
 """
 
 _MAIN = r"""    if [ -n "$env" ]; then
@@ -231,7 +233,7 @@ def plan_install(
     """Choose how to create an environment: with the host's Python, its uv, or else an uploaded uv.
 
     Args:
-        requirements: what the host must have.
+        requirements: requirements of the environment.
         facts: the host.
         incoming: name for the upload folder.
         wheel: file name of skymagic's wheel.
@@ -253,8 +255,9 @@ def plan_install(
 
 
 def install_script(plan: InstallPlan, facts: Facts) -> str:
-    """Return sh that creates the environment, unless somebody else has meanwhile, and unpacks
-    skymagic's code.
+    """Return sh that creates the environment and unpacks skymagic's code.
+
+    It reuses an environment that another pool has created meanwhile.
     """
     names = {
         "folder": facts.folder,

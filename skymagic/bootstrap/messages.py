@@ -17,7 +17,7 @@ OTHER_FOLDER = "name a folder where you may write with --env SKYMAGIC_HOME=/path
 MIN_FREE_KB = 300 * 1024
 """Free space below which no environment fits."""
 DISK_FULL_KB = 20 * 1024
-"""Free space below which a failure is blamed on the disk, whatever was printed."""
+"""Free space below which a failure is blamed on the disk, regardless of its output."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
 
 
 def _safety(facts: Facts) -> list[str]:
-    """Check that nobody else can have put files into the folder: what is in it will be run."""
+    """Check that the folder is safe from other users, because programs in it will be run."""
     if facts.foreign:
         return [f"{facts.folder} belongs to another user ({facts.foreign}): {OTHER_FOLDER}"]
     if facts.exposed:
@@ -216,8 +216,9 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
 
 
 def _python(facts: Facts, requirements: Requirements) -> list[str]:
-    """Explain why no interpreter of the required version is available: the host has none and cannot
-    fetch one.
+    """Explain why no interpreter of the required version is available.
+
+    The host has none and cannot fetch one.
     """
     if not facts.unreached:
         return []
@@ -269,9 +270,7 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
 
 
 def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tuple[str, str]:
-    """Return the reason and the remedy if neither the host's Python nor uv can create an
-    environment.
-    """
+    """Return the reason and the remedy if neither Python nor uv can create an environment."""
     reason = (
         f"it cannot be set up: it has no Python {requirements.minor} that makes environments, "
         f"and no uv (Python there: {_pythons(facts)});\n"

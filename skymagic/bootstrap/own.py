@@ -1,8 +1,8 @@
-"""Make wheels of the notebook's own distributions: those installed from a folder, a repository or a
-file.
+"""Build wheels of the notebook's own distributions.
 
-An installer records what a distribution was installed from (``direct_url.json``, PEP 610). A
-package index need not have such a distribution, or may have something else under its name.
+These were installed from a folder, a repository or a file. An installer records that in
+``direct_url.json`` (PEP 610). A package index need not have such a distribution, or may have
+something else under its name.
 
 An editable distribution is whatever its source is now: uv or pip builds a wheel in a copy of the
 source. Any other distribution is what is installed, whatever has become of its source: its files
@@ -52,7 +52,7 @@ GIT_TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a distribution was installed from.
+    """Source that a distribution was installed from.
 
     Attributes:
         url: URL without passwords.
@@ -107,8 +107,9 @@ def source_digest(folder: Path, name: str) -> str:
 
 @lru_cache(maxsize=100_000)
 def _digest(path: str, nbytes: int, changed: int) -> bytes:
-    """Return the digest of one file. It is cached until the file's size or modification time
-    changes.
+    """Return the digest of one file.
+
+    It is cached until the file's size or modification time changes.
     """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
@@ -189,14 +190,12 @@ _NOT_PACKED = (
 
 
 class NoWheel(SkyError):
-    """No wheel can be made of one of the notebook's own distributions. The message names it and
-    says why.
-    """
+    """Error while making a wheel of a distribution. It names the distribution and the reason."""
 
 
 @dataclass(frozen=True)
 class OwnWheel:
-    """A wheel of one of the notebook's own distributions.
+    """Wheel of a distribution that was installed from a folder, a repository or a file.
 
     Attributes:
         name: canonical name.
@@ -262,7 +261,7 @@ def user_cache() -> Path:
 
 
 def wheel_cache() -> Path:
-    """Return the folder in which this user's wheels are cached."""
+    """Return the user's folder of cached wheels."""
     return user_cache() / "wheels"
 
 
@@ -320,8 +319,8 @@ def _remove_old(latest: Path) -> None:
 def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, bytes], str, str]:
     """Collect the installed files of a distribution for a wheel.
 
-    Programs are left out, because an installer creates the programs of entry points anew. So are
-    files outside of the packages' folder.
+    Programs are left out, because an installer creates those of entry points again. So are files
+    outside of the packages' folder.
 
     Returns:
         The content by file name, the name of the .dist-info folder, and the wheel's file name.

@@ -61,10 +61,9 @@ print('@sky unreached', ', '.join(place.hostname for place in places))
 sys.stdout.flush()
 os._exit(0)
 """
-"""Code run by an interpreter of the host: report the sources of Python if none of them can be
-reached.
+"""Code run by an interpreter of the host to test the sources that uv fetches Python from.
 
-Arguments: seconds, URLs.
+It reports them if none can be reached. Arguments: seconds, URLs.
 """
 
 _BODY = r"""
@@ -247,10 +246,10 @@ def folder_line(requirements: Requirements) -> str:
 
 
 def probe_script(requirements: Requirements, sizes: bool = False) -> str:
-    """Return POSIX sh whose output `parse` reads.
+    """Return POSIX sh that prints a host's facts for `parse`.
 
     Args:
-        requirements: what the host must have.
+        requirements: requirements of the environment.
         sizes: query the host's indexes for all packages, not only for those that have several
             builds.
     """

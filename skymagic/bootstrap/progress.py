@@ -1,6 +1,4 @@
-"""Parse the output of install.sh line by line: steps, share of downloads that are complete, and
-outcome.
-"""
+"""Parse the output of install.sh: steps, progress of downloads, and outcome."""
 
 from __future__ import annotations
 
@@ -95,8 +93,9 @@ SHOWN_PREFIXES = (
 
 
 class InstallProgress:
-    """Parser of install.sh's output that reports steps and keeps the last lines and the status for
-    errors.
+    """Parser of install.sh's output.
+
+    It reports steps, and keeps the last lines and the status for the error.
 
     Args:
         report: called with the text of each step.

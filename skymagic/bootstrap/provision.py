@@ -1,5 +1,7 @@
-"""Idempotent provisioning of a host: probe, environment, skymagic's code; what is there is reused. And more packages for an
-environment that is in use: installed beside the ranks that run in it, under its lock.
+"""Idempotent provisioning of a host: probe it, then install an environment and skymagic's code.
+
+Whatever the host already has is reused. `add` installs more packages into an environment while
+ranks run in it, under the environment's lock.
 """
 
 from __future__ import annotations
@@ -38,48 +40,50 @@ from skymagic.errors import HostError
 from skymagic.plan.image import project
 
 CLOCK_SKEW_SECONDS = 120
-"""Clock skew above which it is reported."""
+"""Clock skew above which a warning is reported."""
 
 
 @dataclass(frozen=True)
 class Supply:
-    """What a new environment is made of in the place of what the host's package indexes have.
+    """Source of a new environment's packages in place of the host's package indexes.
 
     Attributes:
-        house: wheels of this machine, which are sent. copied: name of the folder of uploads in which another host's environment
-            is; "" for none.
+        house: wheels of this machine, which are sent to the host.
+        copied: name of the upload folder that holds another host's environment; "" for none.
     """
 
     house: Wheelhouse | None = None
     copied: str = ""
 
 
-# ------------------------------------------------------------------------------------ looking and making
+# ------------------------------------------------------------------------------- looking and making
 
 
 def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> Facts:
-    """The host as it is; changes nothing.
+    """Return the facts of a host, without changing anything on it.
 
     Args:
-        sizes: whether its package indexes are asked for all packages, to list them.
+        host: connection to the host.
+        requirements: requirements of the environment.
+        sizes: query its package indexes for all packages, to list them in a plan.
 
     Raises:
         HostError: its shell did not run the probe.
     """
-    done = host.run(probe_script(requirements, sizes), timeout=60.0)
+    result = host.run(probe_script(requirements, sizes), timeout=60.0)
     try:
-        return parse(done.out)
+        return parse(result.out)
     except ValueError as problem:
-        said = (done.err.strip() or done.out.strip())[-2000:]
-        reason = f"it cannot be inspected: {problem} (exit code {done.status})" + (
-            f":\n{said}" if said else ""
+        output = (result.err.strip() or result.out.strip())[-2000:]
+        reason = f"it cannot be inspected: {problem} (exit code {result.status})" + (
+            f":\n{output}" if output else ""
         )
         remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
         raise HostError(host.label, reason, remedy) from None
 
 
 def refuse(name: str, facts: Facts, requirements: Requirements) -> None:
-    """Raise HostError where nothing can be set up on such a host."""
+    """Raise HostError if nothing can be set up on such a host."""
     if problems := refusals(facts, requirements):
         raise HostError(name, "it cannot be set up: " + ";\n  ".join(problems))
 
@@ -92,36 +96,41 @@ def setup(
     supply: Supply | None = None,
     early: Callable[[Installation], None] = lambda ready: None,
 ) -> Installation:
-    """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
+    """Make a host ready to run skymagic's modules. A host that is ready costs one round trip.
 
     Args:
-        report: called with each step in words, and with installers' progress.
-        facts: what `probe` said of this host for the same requirements.
-        supply: what its packages come from; None for its package indexes.
-        early: called while packages install, with what runs modules that need none of them.
+        host: connection to the host.
+        requirements: requirements of the environment.
+        report: called with the text of each step and with the installers' progress.
+        facts: result of `probe` for this host and the same requirements.
+        supply: source of its packages; None for its package indexes.
+        early: called while packages install, with an installation that can run modules that need
+            none of them.
 
     Raises:
-        HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
+        HostError: the error on the host, its last output and a remedy. Nothing half-made stays
+            there.
     """
     facts = facts or probe(host, requirements)
-    off = round(facts.clock - time.time())
-    if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
+    skew = round(facts.clock - time.time())
+    if facts.clock and abs(skew) > CLOCK_SKEW_SECONDS:
         report(
-            f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's"
+            f"its clock is {abs(skew) // 60} minutes {'ahead of' if skew > 0 else 'behind'} this "
+            f"machine's"
         )
     for url, why in facts.silent:
         report(f"its index {url} does not answer ({why}) and is left out")
     refuse(host.label, facts, requirements)
     if not (facts.code and (facts.ready or requirements.prepared)):
         code = f"{facts.folder}/code/{requirements.code}"
-        known = facts
+        initial_facts = facts
         _install(
             host,
             requirements,
             facts,
             report,
             supply or Supply(),
-            lambda python: early(Installation(python, known, code, requirements)),
+            lambda python: early(Installation(python, initial_facts, code, requirements)),
         )
         if not facts.ready:
             facts = replace(
@@ -138,13 +147,17 @@ def setup(
 
 
 def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
-    """Install those of the notebook's own distributions anew whose source has changed since they were."""
+    """Reinstall those of the notebook's own distributions whose source has changed since then."""
     changed = tuple(
-        each for each in ready.requirements.own if ready.facts.own.get(each.name) != each.digest
+        own_wheel
+        for own_wheel in ready.requirements.own
+        if ready.facts.own.get(own_wheel.name) != own_wheel.digest
     )
     if changed:
         report(
-            f"installing {', '.join(f'{each.name} {each.version}' for each in changed)} from {', '.join(each.source for each in changed)}"
+            "installing "
+            f"{', '.join(f'{own_wheel.name} {own_wheel.version}' for own_wheel in changed)} from "
+            f"{', '.join(own_wheel.source for own_wheel in changed)}"
         )
         add(
             host,
@@ -187,24 +200,38 @@ def _tried(
     runs: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
 ) -> InstallFailure | None:
-    """Upload, unless all of it is there as a copy, and install; what failed.
+    """Upload the files, unless a copy of the environment is there, and install.
 
     Args:
-        wheels: what is uploaded beside what every new environment needs.
+        host: connection to the host.
+        plan: the installation.
+        facts: the host.
+        report: called with the text of each step.
+        runs: called with the interpreter's path as soon as it can run modules of skymagic.
+        wheels: files to upload besides what every new environment needs.
+
+    Returns:
+        The failure, or None on success.
     """
     if not plan.copied:
         files = {**_files(host, plan, facts), **(wheels or {})}
         upload(host, f"{facts.folder}/incoming/{plan.incoming}", files, report)
-    sizes = {each.name: each.nbytes for each in packages(plan.requirements, facts) if each.nbytes}
+    sizes = {
+        package.name: package.nbytes
+        for package in packages(plan.requirements, facts)
+        if package.nbytes
+    }
     progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)
-    done = host.run(install_script(plan, facts), lines=progress.feed)
+    result = host.run(install_script(plan, facts), lines=progress.feed)
     return (
-        None if progress.done else progress.failure(done.status, done.err, plan.requirements.minor)
+        None
+        if progress.done
+        else progress.failure(result.status, result.err, plan.requirements.minor)
     )
 
 
 def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes | Path]:
-    """What has to be uploaded, by name."""
+    """Return the files to upload, by name."""
     files: dict[str, bytes | Path] = {
         Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files
     }
@@ -220,7 +247,7 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, byte
     return files
 
 
-# -- more packages --------------------------------------------------------------------------------------------------------
+# -- more packages ---------------------------------------------------------------------------------
 
 
 _ADD = r"""    lock
@@ -273,15 +300,17 @@ Words = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Addition:
-    """Packages to be installed into an environment that is there.
+    """Packages to install into an existing environment.
 
     Attributes:
         packages: requirements.
-        kept: what must stay as it is there: ``numpy==2.1.0``.
-        preferences: the notebook's versions of what the packages need; they hold where all of them can.
-        files: wheels of this machine that go along.
-        own: wheels of the notebook's own distributions; they are installed also where there is one of their version.
-        carry: brings files to the host by another way than its own connection; None where there is none.
+        kept: pins of what must not change there, such as ``numpy==2.1.0``.
+        preferences: the notebook's versions of the dependencies. They apply if all of them can.
+        files: wheels of this machine to upload.
+        own: wheels of the notebook's own distributions. They are installed even if the same version
+            is installed already.
+        carry: function that brings files to the host by another way than its own connection, or
+            None.
     """
 
     packages: tuple[str, ...]
@@ -299,26 +328,34 @@ def add(
     words: Words,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Install more packages into the environment of an installation; one that has them already is left as it is.
+    """Install more packages into the environment of an installation.
+
+    An environment that already has them is left unchanged.
 
     Args:
+        host: connection to the host.
+        installation: skymagic on the host.
+        addition: what to install.
         words: called with each line that the installer prints.
-        cancelled: asked about once a second; then the installer is killed.
+        cancelled: polled about once a second; if it returns True, the installer is killed.
 
     Raises:
-        HostError: what failed, with the installer's last lines and what can be done.
+        HostError: what failed, with the installer's last lines and a remedy.
         KeyboardInterrupt: it was cancelled.
     """
     requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
     files = {
-        path.name: path for path in (*addition.files, *(Path(each.path) for each in addition.own))
+        path.name: path
+        for path in (*addition.files, *(Path(own_wheel.path) for own_wheel in addition.own))
     }
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}")
-    house = _fetched(host, installation, addition, words) if facts.without_index else None
+    wheelhouse = _fetched(host, installation, addition, words) if facts.without_index else None
     wheels = (
-        {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
+        {f"wheels/{name}": path for name, path in wheelhouse.files.items()}
+        if wheelhouse is not None
+        else {}
     )
     upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, words, addition.carry)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
@@ -328,14 +365,16 @@ def add(
             raise KeyboardInterrupt
         progress.feed(line)
 
-    done = host.run(addition_script(installation, addition, token, house is not None), lines=feed)
+    result = host.run(
+        addition_script(installation, addition, token, wheelhouse is not None), lines=feed
+    )
     if not progress.done:
-        failure = progress.failure(done.status, done.err, requirements.minor)
+        failure = progress.failure(result.status, result.err, requirements.minor)
         what = ", ".join((*addition.packages, *files))
-        said = "\n".join(f"  | {line}" for line in failure.last)
+        output = "\n".join(f"  | {line}" for line in failure.last)
         raise HostError(
             host.label,
-            f"{what} could not be installed: {failure.step} failed\n{said}",
+            f"{what} could not be installed: {failure.step} failed\n{output}",
             advice(failure, facts),
         )
 
@@ -343,17 +382,25 @@ def add(
 def _fetched(
     host: RemoteShell, installation: Installation, addition: Addition, words: Words
 ) -> Wheelhouse:
-    """The wheels of an addition for a host that reaches no index, beside what is there already."""
+    """Fetch the wheels of an addition for a host that reaches no index.
+
+    Packages that the host already has are left out.
+    """
     requirements = installation.requirements
     paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [
-        each.path for each in addition.own
+        own_wheel.path for own_wheel in addition.own
     ]
-    wanted = Wanted(
-        addition.packages, requirements.minor, addition.preferences, addition.kept, requirements.every_index, tuple(paths),
+    request = Wanted(
+        addition.packages,
+        requirements.minor,
+        addition.preferences,
+        addition.kept,
+        requirements.every_index,
+        tuple(paths),
         requirements.backend,
-    )  # fmt: skip
+    )
     try:
-        return fetch(wanted, installation.facts, words)
+        return fetch(request, installation.facts, words)
     except NoWheels as problem:
         what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
         raise HostError(
@@ -365,21 +412,24 @@ def _fetched(
 def addition_script(
     installation: Installation, addition: Addition, incoming: str, sent: bool = False
 ) -> str:
-    """sh that installs the packages of an addition.
+    """Return sh that installs the packages of an addition.
 
     Args:
-        sent: whether all that they need is in ``wheels/`` there.
-        incoming: name of the folder of uploads, which is there, and is removed at the end.
+        installation: skymagic on the host.
+        addition: what to install.
+        incoming: name of the upload folder, which exists and is removed at the end.
+        sent: whether ``wheels/`` in that folder has everything that they need.
     """
     facts, requirements = installation.facts, installation.requirements
     backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
-    there = any(project(pin) in TORCH for pin in addition.kept)
+    has_torch = any(project(pin) in TORCH for pin in addition.kept)
     names = {
         "folder": facts.folder,
         "env": facts.env,
         "incoming": incoming,
-        "backend": "" if there else backend,  # its index need not answer for what is there
-        "no_cuda": "" if there or facts.accelerated else "yes",
+        # The index need not answer for what is already installed.
+        "backend": "" if has_torch else backend,
+        "no_cuda": "" if has_torch or facts.accelerated else "yes",
         "sent_links": links(facts, incoming) if sent else "",
     }
     functions = [
@@ -392,17 +442,20 @@ def addition_script(
 
 
 def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
-    """A shell function that writes both lists; passwords in URLs are on no command line."""
-    own = [_url(place, each.file) for each in addition.own]
+    """Return a shell function that writes the package lists.
+
+    Passwords in URLs therefore never appear on a command line.
+    """
+    own = [_url(place, own_wheel.file) for own_wheel in addition.own]
     uploaded = [_url(place, path.name) for path in addition.files]
-    wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
+    lines = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
     files = {
-        "requirements.txt": wanted,
+        "requirements.txt": lines,
         "builds.txt": (),
         "kept.txt": addition.kept,
         "versions.txt": addition.preferences,
         "renewed.txt": own,
-        "own.txt": [f"{each.name} {each.digest}" for each in addition.own],
+        "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in addition.own],
     }
     return writing(files)
 

@@ -1,4 +1,4 @@
-"""A host as provisioning knows it: what it needs of a connection, uploads, and skymagic as it is installed there."""
+"""A host as provisioning sees it: its connection, uploads, and skymagic as installed there."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from skymagic.ssh.host import ScriptResult
 
 CHUNK_BYTES = 1 << 20
 NOTICE_BYTES = 5_000_000
-"""Size above which it is reported that a file is sent."""
+"""Size above which an upload is reported."""
 
 Carry = Callable[[Path], Sequence[str]]
-"""Brings a file of this machine to a host, and says where it may be there."""
+"""Function that brings a file of this machine to a host.
+
+It returns the paths where the file may be on the host.
+"""
 CARRIED_BYTES = 1 << 20
-"""Bytes of a file from which another way is worth it."""
+"""Minimum size of a file to be carried by another way than the host's connection."""
 Report = Callable[[str], None]
 
 
 class RemoteShell(Protocol):
-    """What provisioning needs of a host: scripts and uploads; `ssh.host.HostConnection` has it."""
+    """Connection to a host as provisioning needs it: run scripts and upload files.
+
+    `ssh.host.HostConnection` implements it.
+    """
 
     @property
     def label(self) -> str:
@@ -41,23 +47,28 @@ class RemoteShell(Protocol):
         lines: Callable[[str], None] | None = None,
         timeout: float | None = None,
     ) -> ScriptResult:
-        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` gets each line of its output.
+        """Run `script` with ``/bin/sh -s`` in its own process group.
 
-        Called several times, one after the other. Raises HostError when the host cannot be reached.
+        Called several times, one call after the other. `lines` is called with each line of its
+        output.
+
+        Raises:
+            HostError: the host cannot be reached.
         """
 
     def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
-        """Write a file at an absolute path; its folder is made. Once for each path."""
+        """Write a file at an absolute path and create its folder. Called once for each path."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """skymagic as it is installed on a host.
+    """skymagic as installed on a host.
 
     Attributes:
-        python: absolute path of the interpreter there.
-        facts: the host as it was found.
-        code: folder with skymagic's code there.
+        python: absolute path of the interpreter on the host.
+        facts: the host as probed.
+        code: folder with skymagic's code on the host.
+        requirements: requirements of the environment.
     """
 
     python: str
@@ -66,10 +77,13 @@ class Installation:
     requirements: Requirements = field(repr=False)
 
     def command(self, module: str, *args: str) -> str:
-        """A command line that runs a module there, whatever the login shell is; files in the home do not count as modules.
+        """Return a command line that runs a module on the host, for any login shell.
+
+        Files in the home folder are never imported as modules.
 
         Args:
-            args: any text without NUL; newlines at an argument's end are lost.
+            module: name of the module.
+            args: any text without NUL. Newlines at the end of an argument are lost.
         """
         programs, code = Path(self.python).parent, any_shell_word(self.code)
         path = f"PATH={any_shell_word(str(programs))}:$PATH"
@@ -79,8 +93,8 @@ class Installation:
             settings = (
                 f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
             )
-        words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
-        return any_shell(f"export {settings}; exec {' '.join(words)}")
+        command = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
+        return any_shell(f"export {settings}; exec {' '.join(command)}")
 
 
 def upload(
@@ -90,22 +104,26 @@ def upload(
     report: Report,
     carry: Carry | None = None,
 ) -> None:
-    """Fill a folder of uploads; what went half is removed.
+    """Upload files into a folder, and remove the folder on failure.
 
     Args:
-        place: the folder, which is nobody else's.
-        carry: brings large files by another way than this host's own connection.
+        host: connection to the host.
+        place: the upload folder, used for this upload only.
+        files: content or path on this machine, by name.
+        report: called when a large file is sent.
+        carry: function that brings large files by another way than this host's own connection.
     """
     try:
-        left = {
+        remaining = {
             name: data
             for name, data in files.items()
             if not _carried(host, f"{place}/{name}", data, carry)
         }
-        for name, content in announced(left, report):
+        for name, content in announced(remaining, report):
             host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
     except BaseException:
-        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
+        # If this fails too, a later installation removes the folder after a day.
+        with contextlib.suppress(Exception):
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
 
@@ -113,7 +131,7 @@ def upload(
 def announced(
     files: Mapping[str, bytes | Path], report: Report
 ) -> Iterator[tuple[str, bytes | Path]]:
-    """Each file, when those before it are sent; a large one is reported."""
+    """Yield each file once those before it are sent, and report large ones."""
     sizes = {name: nbytes_of(content) for name, content in files.items()}
     sent = 0
     for name, nbytes in sizes.items():
@@ -128,16 +146,20 @@ def announced(
 
 
 def _carried(host: RemoteShell, target: str, content: bytes | Path, carry: Carry | None) -> bool:
-    """Whether a file came the other way: the first that is there is copied, for links do not lead out of shared memory."""
+    """Return True if a file came by the other way.
+
+    The first of the possible paths that exists is copied, because links must not lead out of shared
+    memory.
+    """
     if carry is None or not isinstance(content, Path) or nbytes_of(content) < CARRIED_BYTES:
         return False
-    copies = " || ".join(f"cp {quote(each)} {quote(target)}" for each in carry(content))
+    copies = " || ".join(f"cp {quote(path)} {quote(target)}" for path in carry(content))
     script = f"mkdir -p {quote(str(Path(target).parent))} && {{ {copies}; }} 2>/dev/null"
     return host.run(script, timeout=600.0).status == 0
 
 
 def chunks(content: bytes | Path) -> Iterator[memoryview]:
-    """The content of an upload, or of a file of this machine, as `HostConnection.upload` takes it."""
+    """Yield the content of an upload, or of a file of this machine, for `RemoteShell.upload`."""
     if isinstance(content, Path):
         with content.open("rb") as file:
             while data := file.read(CHUNK_BYTES):
@@ -150,5 +172,5 @@ def chunks(content: bytes | Path) -> Iterator[memoryview]:
 
 
 def nbytes_of(content: bytes | Path) -> int:
-    """Size of an upload."""
+    """Return the size of an upload."""
     return content.stat().st_size if isinstance(content, Path) else len(content)

@@ -1,8 +1,12 @@
-"""What a node must have, as one value by which its environment is named; and the versions that it gets: the notebook's.
+"""Requirements of a node's environment as one value, whose key names the environment.
 
-`pinned` is what installs on a node: ``["torch", "pandas>=2"]`` becomes ``["torch==2.13.0", "pandas>=2"]``. `preferred` goes
-beside it: ``["filelock==3.20.0", "pandas==3.0.1", …]``, the versions that a resolver takes where nothing else forbids them.
-Neither holds a local version label (``+cpu``, ``+cu126``): which build fits is the node's matter, see `builds`.
+Packages get the notebook's versions. `pinned` returns what is installed on a node: ``["torch",
+"pandas>=2"]`` becomes ``["torch==2.13.0", "pandas>=2"]``. `preferred` returns constraints to go
+with it, such as ``["filelock==3.20.0", "pandas==3.0.1", …]``. A resolver takes these versions
+unless something else forbids them.
+
+Neither has local version labels (``+cpu``, ``+cu126``), because each node decides which build fits,
+see `builds`.
 """
 
 from __future__ import annotations
@@ -31,29 +35,34 @@ if TYPE_CHECKING:
 
 
 TORCH = ("torch", "torchvision", "torchaudio")
-"""Projects that have a build for each kind of GPU under one name and version."""
+"""Projects that publish a build for each kind of GPU under one name and version."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """An image in a node's terms.
+    """An image translated for a node.
 
     Attributes:
-        python: the minor version, as ``"3.11"``, or the absolute path of an interpreter on the node that is used as
-            it is. minor: the minor version in either case.
-        packages: requirements; those that name a file of the notebook's machine are in `files` instead.
-        preferences: pins that hold where `packages` allow them.
-        indexes: URLs of package indexes beside the node's own; they may hold passwords.
-        scoped: indexes for certain packages alone, as (URL, those of `packages` that come from there).
-        asked: names of the projects that somebody asked for; not part of what is required.
-        backend: PyTorch's build for hosts with GPUs, as ``"cu124"``; "" for what fits the host's driver.
+        python: the minor version, such as ``"3.11"``, or the absolute path of an interpreter on the
+            node that is used as it is.
+        minor: the minor version in either case.
+        packages: requirements. Those that name a file of the notebook's machine are in `files`
+            instead.
+        preferences: pins that apply if `packages` allow them.
+        indexes: URLs of package indexes besides the node's own; they may contain passwords.
+        scoped: indexes for certain packages only, as (URL, those of `packages` that come from
+            there).
+        asked: names of the requested projects; not compared.
+        backend: PyTorch's build for hosts with GPUs, such as ``"cu124"``; "" for the one that fits
+            the host's driver.
         files: wheels and source archives to upload, as (path here, sha256 of the content).
-        own: wheels of the notebook's own distributions; an environment is named by what they are, and not by their content:
-            when a source changes its wheel is installed anew, and nothing else.
-        commands: shell commands that run once packages are there.
+        own: wheels of the notebook's own distributions. The environment's key contains their
+            origins but not their content: when a source changes, only its wheel is reinstalled.
+        commands: shell commands that run once packages are installed.
         code: digest of skymagic's own code.
-        hidden: values that no message shows; not part of what is required.
-        folder: where on the node, absolute; None for ``$SKYMAGIC_HOME`` as it is there, else ``$HOME/.skymagic``.
+        hidden: values that no message may show; not compared.
+        folder: absolute folder on the node; None for the node's ``$SKYMAGIC_HOME``, or else
+            ``$HOME/.skymagic``.
     """
 
     python: str
@@ -73,44 +82,50 @@ class Requirements:
 
     @property
     def prepared(self) -> bool:
-        """Whether the node's own environment is used and none is made."""
+        """Whether the node's own environment is used, so that none is created."""
         return self.python.startswith("/")
 
     @property
     def every_index(self) -> tuple[str, ...]:
-        """URLs of all indexes that are named, those for certain packages too."""
+        """URLs of all named indexes, including those for certain packages only."""
         return (*self.indexes, *(url for url, _ in self.scoped))
 
     @property
     def digests(self) -> dict[str, str]:
-        """Name → digest of the notebook's own distributions."""
-        return {each.name: each.digest for each in self.own}
+        """Digests of the notebook's own distributions by name."""
+        return {own_wheel.name: own_wheel.digest for own_wheel in self.own}
 
     @property
     def uploads(self) -> tuple[str, ...]:
-        """Paths here of all that is uploaded to be installed."""
-        return (*(path for path, _ in self.files), *(each.path for each in self.own))
+        """Paths on this machine of all files that are uploaded and installed."""
+        return (*(path for path, _ in self.files), *(own_wheel.path for own_wheel in self.own))
 
     @property
     def pins(self) -> dict[str, str]:
-        """``name==version`` by name, or the name alone, of what a new environment will get from indexes as far as that is known here."""
+        """Pins of the packages that a new environment gets from indexes.
+
+        Maps a name to ``name==version``, or to the name alone if the version is not known yet.
+        """
         pins = {name: name for text in self.packages if (name := project(text))}
         for text in (*self.preferences, *self.packages):
             stated, _, version = text.partition("==")
             if re.fullmatch(r"[\w.!]+", version) and (name := project(stated)):
                 pins[name] = f"{name}=={version}"
-        mine = {each.name for each in self.own}
-        return {name: pin for name, pin in pins.items() if name not in mine}
+        own_projects = {own_wheel.name for own_wheel in self.own}
+        return {name: pin for name, pin in pins.items() if name not in own_projects}
 
     @property
     def torch(self) -> tuple[str, ...]:
-        """The projects among what a new environment gets that have a build for each kind of GPU; none where none is made."""
+        """The projects of a new environment that have a build for each kind of GPU.
+
+        Empty if no environment is created.
+        """
         names = set() if self.prepared else set(map(project, (*self.packages, *self.preferences)))
         return tuple(name for name in TORCH if name in names)
 
     @property
     def key(self) -> str:
-        """Names the environment; skymagic's own code is not in it and does not count."""
+        """Name of the environment. skymagic's own code is not part of it and does not count."""
         digests = [digest for _, digest in self.files]
         parts = [
             self.python,
@@ -121,23 +136,25 @@ class Requirements:
             digests,
             self.commands,
             *self.scoped,
-            *((each.name, each.source) for each in self.own),
+            *((own_wheel.name, own_wheel.source) for own_wheel in self.own),
         ]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"
 
 
-# -- versions -------------------------------------------------------------------------------------------------------------
+# -- versions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InstalledDistribution:
-    """A distribution as an environment has it installed.
+    """A distribution as installed in an environment.
 
     Attributes:
-        version: with its local label, as ``"2.13.0+cpu"``.
-        requires: its requirements, as its metadata writes them.
-        own: whether it came from a folder, a repository or a file of this machine: no index need have this version.
+        name: project name.
+        version: version with its local label, such as ``"2.13.0+cpu"``.
+        requires: requirements as written in its metadata.
+        own: whether it was installed from a folder, a repository or a file of this machine, so that
+            an index need not have this version.
     """
 
     name: str
@@ -147,34 +164,40 @@ class InstalledDistribution:
 
     @property
     def public(self) -> str:
-        """The version without its local label: the same for all builds."""
+        """The version without its local label, which is the same for all builds."""
         return self.version.partition("+")[0]
 
 
 Lookup = Callable[[str], "InstalledDistribution | None"]
-"""What an environment has under a project's name, in any spelling."""
+"""Function that looks up a project, in any spelling of its name, in an environment."""
 
 
 def notebook(name: str) -> InstalledDistribution | None:
-    """What the notebook's interpreter has under this name."""
+    """Look up a distribution in the notebook's interpreter."""
     try:
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    if not found.version:  # half of an installation, as an interrupted pip leaves it
+    # An interrupted pip leaves half an installation behind.
+    if not distribution.version:
         return None
-    place = origin(found)
-    # of these a node needs the build that fits it, whatever file the notebook's came from
-    own = place is not None and not (place.archive and canonical(found.name) in TORCH)
-    return InstalledDistribution(found.name, found.version, tuple(found.requires or ()), own)
+    source = origin(distribution)
+    # A node needs its own build of PyTorch's packages, even if the notebook's came from a local
+    # file.
+    own = source is not None and not (source.archive and canonical(distribution.name) in TORCH)
+    return InstalledDistribution(
+        distribution.name, distribution.version, tuple(distribution.requires or ()), own
+    )
 
 
 def pinned(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
-    """Requirements for a node: names without a version get the notebook's, where it has one; all else is as it was.
+    """Pin requirements without a version to the notebook's version, if it has one.
+
+    All other requirements stay as they are.
 
     Args:
-        requirements: as pip takes them; extras and markers stay, URLs and paths too.
-        lookup: what the notebook has.
+        requirements: requirements as pip accepts them, including extras, markers, URLs and paths.
+        lookup: finds what the notebook has.
     """
     return tuple(_pinned(text, lookup) for text in requirements)
 
@@ -186,39 +209,49 @@ def _pinned(text: str, lookup: Lookup) -> str:
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
 
-    here = lookup(canonicalize_name(requirement.name))
-    if here is None or here.own:
+    installed = lookup(canonicalize_name(requirement.name))
+    if installed is None or installed.own:
         return text
-    requirement.specifier = SpecifierSet(f"=={here.public}")
+    requirement.specifier = SpecifierSet(f"=={installed.public}")
     return str(requirement)
 
 
 def preferred(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
-    """Pins of all that `requirements` come to in the notebook, sorted: they hold where no requirement forbids them.
+    """Return sorted pins of `requirements` and all their dependencies at the notebook's versions.
 
-    Left out is what is asked for at its `LATEST` or in other versions, and what the notebook lacks or has of its own.
+    The pins apply unless a requirement forbids them. Left out is what is requested at its `LATEST`
+    or in another version, what the notebook lacks, and the notebook's own distributions.
     """
     waiting = list(filter(None, map(_requirement, requirements)))
-    asked = {canonical(each.name): each.specifier for each in waiting if each.specifier}
+    specifiers = {
+        canonical(requirement.name): requirement.specifier
+        for requirement in waiting
+        if requirement.specifier
+    }
     pins = {
-        name: f"{name}=={here.public}"
-        for name, here in _needed(waiting, lookup)
-        if not here.own and _allowed(here, asked.get(name))
+        name: f"{name}=={installed.public}"
+        for name, installed in _needed(waiting, lookup)
+        if not installed.own and _allowed(installed, specifiers.get(name))
     }
     return tuple(pins[name] for name in sorted(pins))
 
 
 def own_names(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
-    """Canonical names of the notebook's own distributions among all that `requirements` come to, sorted.
+    """Return the names of the notebook's own distributions that `requirements` lead to.
 
-    What is asked for in another version than the notebook's, or at its `LATEST`, is an index's.
+    The names are canonical and sorted. What is requested in another version than the notebook's, or
+    at its `LATEST`, comes from an index.
     """
     waiting = list(filter(None, map(_requirement, requirements)))
-    asked = {canonical(each.name): each.specifier for each in waiting if each.specifier}
+    specifiers = {
+        canonical(requirement.name): requirement.specifier
+        for requirement in waiting
+        if requirement.specifier
+    }
     names = {
         name
-        for name, here in _needed(waiting, lookup)
-        if here.own and _allowed(here, asked.get(name))
+        for name, installed in _needed(waiting, lookup)
+        if installed.own and _allowed(installed, specifiers.get(name))
     }
     return tuple(sorted(names - {"skymagic"}))
 
@@ -226,19 +259,22 @@ def own_names(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[s
 def _needed(
     waiting: list[Requirement], lookup: Lookup
 ) -> Iterator[tuple[str, InstalledDistribution]]:
-    """What requirements come to in the notebook, by canonical name; what it lacks is left out."""
-    seen: set[tuple[str, frozenset[str]]] = set()
+    """Yield installed distributions that requirements lead to, directly or as dependencies.
+
+    They come with their canonical names. What the notebook lacks is left out.
+    """
+    visited: set[tuple[str, frozenset[str]]] = set()
     waiting = list(waiting)
     while waiting:
         requirement = waiting.pop()
         name, extras = canonical(requirement.name), frozenset(requirement.extras)
-        here = None if (name, extras) in seen else lookup(name)
-        seen.add((name, extras))
-        if here is None:
+        installed = None if (name, extras) in visited else lookup(name)
+        visited.add((name, extras))
+        if installed is None:
             continue
-        yield name, here
-        needed = filter(None, map(_requirement, here.requires))
-        waiting += [each for each in needed if _applies(each, extras)]
+        yield name, installed
+        needed = filter(None, map(_requirement, installed.requires))
+        waiting += [dependency for dependency in needed if _applies(dependency, extras)]
 
 
 def _allowed(here: InstalledDistribution, asked: SpecifierSet | None) -> bool:
@@ -246,13 +282,21 @@ def _allowed(here: InstalledDistribution, asked: SpecifierSet | None) -> bool:
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
-    """Whether a distribution that is asked for with `extras` needs this, on a machine like the notebook's."""
+    """Return True if a distribution requested with `extras` needs this requirement.
+
+    Markers are evaluated for a machine like the notebook's.
+    """
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 def _requirement(text: str) -> Requirement | None:
-    """A requirement by name; None for a URL, a path, and what a distribution's metadata has and nobody can read."""
+    """Parse a requirement by name.
+
+    Returns:
+        None for a URL, a path, or text in a distribution's metadata that is not a valid
+            requirement.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
     if is_place(text):
@@ -264,7 +308,7 @@ def _requirement(text: str) -> Requirement | None:
     return None if requirement.url else requirement
 
 
-# -- from an image -------------------------------------------------------------------------------------------------------
+# -- from an image ---------------------------------------------------------------------------------
 
 
 RANK_DEPENDENCIES = {
@@ -275,11 +319,17 @@ RANK_DEPENDENCIES = {
     "xxhash": ">=3",
     "packaging": ">=23.2",
 }
-"""What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
-other; an interpreter that is used as it is may have any of these."""
+"""skymagic's dependencies that ranks need.
+
+A new environment gets the notebook's own versions, because notebook and ranks talk to each other.
+An interpreter that is used as it is may have any version in these bounds.
+"""
 
 TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
-"""PyTorch's own indexes, each of one build: which of them fits is the node's matter."""
+"""Matches the URLs of PyTorch's own indexes, one per kind of build.
+
+Each node decides which of them fits.
+"""
 
 
 def requirements_of(
@@ -288,21 +338,24 @@ def requirements_of(
     hidden: Collection[str] = (),
     say: Callable[[str], None] = lambda words: None,
 ) -> Requirements:
-    """What `image` means for a node of this notebook; what the notebook has from a folder or a repository is made a wheel.
+    """Translate `image` into the requirements of a node of this notebook.
+
+    Distributions that the notebook has from a folder or a repository are built as wheels.
 
     Args:
-        commands: shell commands of the plugins, run once in a new environment.
+        image: the image.
+        commands: shell commands of the plugins, which run once in a new environment.
         hidden: values that no message may show.
-        say: told of each wheel that is built.
+        say: called with a message for each wheel that is built.
 
     Raises:
-        RequestError: the image cannot be, wherever: files among the packages that are not here, and distributions of the
-            notebook's own of which no wheel can be made, all at once.
+        RequestError: the image cannot work on any node. Lists all package files that do not exist
+            here, and all of the notebook's own distributions that cannot be made into wheels.
     """
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    python = image.python or here
+    notebook_minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = image.python or notebook_minor
     prepared = python.startswith("/")
-    minor = here if prepared else ".".join(python.split(".")[:2])
+    minor = notebook_minor if prepared else ".".join(python.split(".")[:2])
     mistakes: list[str] = []
     packages: list[str] = []
     files: list[tuple[str, str]] = []
@@ -321,34 +374,34 @@ def requirements_of(
                 else "is not a file here"
             )
             mistakes.append(f"pip: {text} {kind}")
-    mine = () if prepared else tuple(_own(packages, mistakes, say))
+    own_wheels = () if prepared else tuple(_own(packages, mistakes, say))
     if mistakes:
         raise RequestError(mistakes)
-    given = {project(text) for text in packages}
+    requested = {project(text) for text in packages}
     if prepared:
         own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
     else:
-        own = [name for name in RANK_DEPENDENCIES if name not in given]
+        own = [name for name in RANK_DEPENDENCIES if name not in requested]
     packages = [*own, *packages]
-    wanted = tuple(packages) if prepared else pinned(packages)
+    pinned_packages = tuple(packages) if prepared else pinned(packages)
     return Requirements(
         python=python if prepared else minor,
         minor=minor,
-        packages=wanted,
+        packages=pinned_packages,
         preferences=() if prepared else preferred(packages),
         indexes=tuple(
-            each
-            for each in image.pip_indexes
-            if isinstance(each, str) and not TORCH_BUILD.fullmatch(each)
+            index
+            for index in image.pip_indexes
+            if isinstance(index, str) and not TORCH_BUILD.fullmatch(index)
         ),
-        backend=_backend(each for each in image.pip_indexes if isinstance(each, str)),
-        scoped=tuple(_scoped(image.pip_indexes, wanted)),
+        backend=_backend(index for index in image.pip_indexes if isinstance(index, str)),
+        scoped=tuple(_scoped(image.pip_indexes, pinned_packages)),
         files=tuple(files),
-        own=mine,
+        own=own_wheels,
         commands=tuple(commands),
         code=wheel.running()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
-        asked=frozenset(filter(None, given)),
+        asked=frozenset(filter(None, requested)),
         hidden=frozenset(hidden),
     )
 
@@ -356,7 +409,10 @@ def requirements_of(
 def _own(
     packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]
 ) -> Iterator[OwnWheel]:
-    """Wheels of the notebook's own distributions that `packages` come to; of what cannot be built `mistakes` hear."""
+    """Yield wheels of the notebook's own distributions that `packages` need.
+
+    Failed builds are appended to `mistakes`.
+    """
     for name in own_names(packages):
         try:
             yield own_wheel(name, say)
@@ -367,7 +423,7 @@ def _own(
 def _scoped(
     indexes: Iterable[str | PipIndex], packages: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(URL, what comes from there) of each index that is for certain packages."""
+    """Yield each index that is for certain packages, with the packages that come from there."""
     for index in indexes:
         served = () if isinstance(index, str) else tuple(filter(index.serves, packages))
         if served:
@@ -375,6 +431,10 @@ def _scoped(
 
 
 def _backend(indexes: Iterable[str]) -> str:
-    """PyTorch's build that an image names by one of PyTorch's indexes; "" for what its plugin names where nobody has chosen."""
-    named = [found[1] for found in map(TORCH_BUILD.fullmatch, indexes) if found]
-    return next((each for each in named if each not in ("cpu", DEFAULT_CUDA)), "")
+    """Return the PyTorch build that an image names through one of PyTorch's indexes.
+
+    Returns:
+        The build, or "" if there is only the default that the torch plugin names.
+    """
+    named = [match[1] for match in map(TORCH_BUILD.fullmatch, indexes) if match]
+    return next((build for build in named if build not in ("cpu", DEFAULT_CUDA)), "")

@@ -1,6 +1,7 @@
-"""What of a user's pools is on a host: sh that finds and ends what runs, and lists and removes what skymagic keeps on the disk; pure.
+"""Render sh that manages a user's pools on a host, and parse its output.
 
-No Python is needed there, and nothing is known of the pools before.
+The scripts find and stop what runs, and list and remove what skymagic keeps on the disk. All
+functions are pure. The host needs no Python, and nothing has to be known about the pools.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from skymagic.bootstrap.shell import MARK, TELL
 from skymagic.wire import processes
 from skymagic.wire.record import ENDED, AgentRecord, read
 
-# -- what runs ------------------------------------------------------------------------------------------------------------
+# -- what runs -------------------------------------------------------------------------------------
 
 
 MACHINE = r"""
@@ -51,7 +52,7 @@ running() {
     done
 }
 """
-"""Functions that know of the agents on a machine; ``running`` says what `parse_list` reads."""
+"""Shell functions that find the agents on a machine. ``running`` prints what `parse_list` reads."""
 
 
 _END = r"""
@@ -88,12 +89,12 @@ tell end
 
 @dataclass(frozen=True)
 class Running:
-    """What runs on a host.
+    """Agents that run on a host.
 
     Attributes:
-        clock: seconds since 1970 by the host's clock, as the records count.
-        records: of agents that live.
-        unread: how many more there are whose record this version cannot read.
+        clock: seconds since 1970 by the host's clock, which the records use.
+        records: records of live agents.
+        unread: number of agents whose records this version cannot read.
     """
 
     clock: float
@@ -102,17 +103,19 @@ class Running:
 
 
 def list_script() -> str:
-    """POSIX sh that says what `parse_list` reads; it changes nothing."""
+    """Return POSIX sh whose output `parse_list` reads. It changes nothing."""
     return f"{TELL}\n{MACHINE}running\ntell end\n"
 
 
 def end_script(jobs: Sequence[str], who: str) -> str:
-    """Return POSIX sh that ends the agents of these jobs, with all that they have started, and says what `parse_end` reads.
+    """Return POSIX sh that stops the agents of these jobs with everything that they started.
 
-    SIGTERM, upon which an agent ends its ranks and removes what it has written; SIGKILL after ten seconds.
+    Its output is for `parse_end`. SIGTERM makes an agent stop its ranks and remove its files.
+    SIGKILL follows after ten seconds.
 
     Args:
-        who: what the pools' own notebooks are told, as in "the pool was ended by …".
+        jobs: job IDs.
+        who: shown in the pools' own notebooks, as in "the pool was ended by …".
     """
     settings = (
         f"jobs={quote(' '.join(jobs))} module={processes.ATTACH} mark={ENDED} who={quote(who)}"
@@ -121,33 +124,40 @@ def end_script(jobs: Sequence[str], who: str) -> str:
 
 
 def parse_list(out: str) -> Running:
-    """What `list_script` has said.
+    """Parse the output of `list_script`.
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: the script did not run to its end.
     """
     lines = said(out)
     records = [read(text) for what, text in lines if what == "record"]
     clock = next((float(text) for what, text in lines if what == "clock" and text.isdigit()), 0.0)
-    found = {(one.job_id, one.node, one.pid): one for one in records if one is not None}
-    return Running(clock, tuple(found.values()), records.count(None))
+    unique_records = {
+        (record.job_id, record.node, record.pid): record for record in records if record is not None
+    }
+    return Running(clock, tuple(unique_records.values()), records.count(None))
 
 
 def parse_end(out: str) -> tuple[int, int]:
-    """(how many agents were ended, how many are still there), of what `end_script` has said.
+    """Parse the output of `end_script`.
+
+    Returns:
+        The number of agents that were stopped, and of those that are still running.
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: the script did not run to its end.
     """
-    words = [what for what, _ in said(out)]
-    return words.count("ended"), words.count("left")
+    keywords = [what for what, _ in said(out)]
+    return keywords.count("ended"), keywords.count("left")
 
 
 def said(out: str) -> list[tuple[str, str]]:
-    """(what, text) of each line that a script of ours has said, the last one "end".
+    """Return (keyword, text) for each line that one of our scripts printed.
+
+    The last keyword is "end".
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: the script did not run to its end.
     """
     lines = [
         line.removeprefix(MARK).partition(" ") for line in out.splitlines() if line.startswith(MARK)
@@ -157,14 +167,14 @@ def said(out: str) -> list[tuple[str, str]]:
     return [(what, text.strip()) for what, _, text in lines]
 
 
-# -- what is on the disk --------------------------------------------------------------------------------------------------
+# -- what is on the disk ---------------------------------------------------------------------------
 
 
 DAY = 86_400.0
 UNUSED_AFTER = 30 * DAY
-"""Seconds after which something that no pool has used counts as unused."""
+"""Seconds after which an item that no pool has used counts as unused."""
 BEING_MADE = DAY
-"""Seconds for which an environment that is not ready may be somebody's who makes it."""
+"""Seconds before an environment that is not ready counts as abandoned."""
 
 _FOLDER = r"""
 folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}
@@ -215,15 +225,15 @@ rm -rf "$folder"/.removing.*
 
 @dataclass(frozen=True)
 class DiskItem:
-    """Something on a host's disk.
+    """An item on a host's disk.
 
     Attributes:
         kind: "env", "code", "cache" or "python".
-        nbytes: what it takes.
-        used: when it was used last, seconds since 1970 by the host's clock.
-        ready: False for an environment that somebody makes, or whose making was cut off.
-        name: its name in its kind's folder, or the folder's own.
-        contents: Python's version and frameworks, of an environment.
+        nbytes: space that it takes.
+        used: time of its last use, in seconds since 1970 by the host's clock.
+        ready: False for an environment under construction, or whose construction was cut off.
+        name: its name in the folder of its kind, or the folder's own name.
+        contents: for an environment, Python's version and frameworks.
     """
 
     kind: str
@@ -241,11 +251,13 @@ class DiskItem:
 
 @dataclass(frozen=True)
 class Disk:
-    """What skymagic keeps on a host.
+    """Everything that skymagic keeps on a host.
 
     Attributes:
-        folder: where. free: bytes that are free there.
-        running: the pools that live there.
+        folder: skymagic's folder.
+        free: free bytes on its file system.
+        items: contents of the folder.
+        running: pools that run on the host.
     """
 
     folder: str
@@ -254,21 +266,21 @@ class Disk:
     running: Running
 
     def users(self, item: DiskItem) -> list[str]:
-        """The pools that use it now."""
+        """Return the names of the pools that use an item now."""
         path = f"{self.folder}/{item.place}"
-        return sorted({one.pool for one in self.running.records if path in one.uses})
+        return sorted({record.pool for record in self.running.records if path in record.uses})
 
 
 def disk_script() -> str:
-    """POSIX sh that says what `parse_disk` reads; it changes nothing."""
+    """Return POSIX sh whose output `parse_disk` reads. It changes nothing."""
     return f"{TELL}\n{MACHINE}{_FOLDER}{_DISK}running\ntell end\n"
 
 
 def parse_disk(out: str) -> Disk:
-    """What `disk_script` has said.
+    """Parse the output of `disk_script`.
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: the script did not run to its end.
     """
     lines = said(out)
     free, _, folder = next((text for what, text in lines if what == "folder"), "0 ").partition(" ")
@@ -284,36 +296,40 @@ def _item(text: str) -> DiskItem:
 
 
 def removable(disk: Disk, every: bool) -> list[DiskItem]:
-    """What may go: environments and code that no pool has used for `UNUSED_AFTER`, or with `every` all that none uses now.
+    """Return the items that may be removed.
 
-    Caches of packages, and interpreters when no environment is left, go with `every` alone.
+    These are environments and code that no pool has used for `UNUSED_AFTER`, or with `every`, all
+    that no pool uses now. Only with `every` are package caches removed too, and interpreters if no
+    environment is left.
     """
     now = disk.running.clock
 
     def unused(item: DiskItem) -> bool:
         limit = 0.0 if every else UNUSED_AFTER
+        # Another pool may be creating it at this moment.
         if item.kind == "env" and not item.ready:
             limit = max(limit, BEING_MADE)
         return now - item.used >= limit and not disk.users(item)
 
-    chosen = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
+    to_remove = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
     if every:
-        kept = any(item.kind == "env" and item not in chosen for item in disk.items)
-        whole = ("cache",) if kept else ("cache", "python")
-        chosen += [item for item in disk.items if item.kind in whole]
-    return chosen
+        # The environments that stay still need the interpreters that uv fetched.
+        has_environments = any(item.kind == "env" and item not in to_remove for item in disk.items)
+        whole_kinds = ("cache",) if has_environments else ("cache", "python")
+        to_remove += [item for item in disk.items if item.kind in whole_kinds]
+    return to_remove
 
 
 def clean_script(items: Sequence[DiskItem]) -> str:
-    """POSIX sh that removes these; says what `parse_clean` reads."""
+    """Return POSIX sh that removes these items. `parse_clean` reads its output."""
     calls = [f'drop "$folder"/{quote(item.place)} {quote(item.place)}' for item in items]
     return "\n".join([TELL, _FOLDER, _CLEAN, *calls, "tell end", ""])
 
 
 def parse_clean(out: str) -> Collection[str]:
-    """The places that `clean_script` has removed.
+    """Return the paths that `clean_script` removed.
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: the script did not run to its end.
     """
     return {text for what, text in said(out) if what == "removed"}

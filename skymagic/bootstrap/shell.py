@@ -1,4 +1,4 @@
-"""Text of sh that scripts for hosts share: quoting, what pip is configured with, and how packages get into an environment."""
+"""Shell text shared by the scripts for hosts: quoting, pip's settings, and installing packages."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from collections.abc import Mapping
 from shlex import quote
 
 MARK = "@sky "
-"""Begins each line that our scripts say to us; all other lines are other programs' output."""
+"""Prefix of each line that our scripts print for us. All other lines are output of other programs.
+"""
 
 TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
-"""A shell function that says such a line."""
+"""Shell function that prints such a line."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
 
 
 def assignments(names: Mapping[str, str]) -> list[str]:
-    """Lines of sh that give variables their values."""
+    """Return lines of sh that assign values to variables."""
     return [f"{name}={quote(value)}" for name, value in names.items()]
 
 
 def any_shell(script: str) -> str:
-    """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way; it replaces the shell.
+    """Return a command line that sh, bash, zsh, fish, csh and tcsh all understand in the same way.
+
+    It runs a line of sh, which replaces the shell.
 
     Args:
-        script: without single quotes, newlines and exclamation marks; other text goes through `any_shell_word`.
+        script: text without single quotes, newlines and exclamation marks. Pass other text through
+            `any_shell_word`.
     """
     assert not set(script) & set("'!\n"), script
     return f"exec /bin/sh -c '{script}'"
 
 
 def any_shell_word(text: str) -> str:
-    """`text` as one word within `any_shell`: what any of the shells might read otherwise is written in octal.
+    """Return `text` as one word within `any_shell`.
 
-    Fish reads backslashes in single quotes, but only before a quote or another backslash. Newlines at the end are lost.
+    Characters that any of the shells might interpret are written in octal. Fish does interpret
+    backslashes in single quotes, but only before a quote or another backslash. Newlines at the end
+    are lost.
     """
     if _SAFE.fullmatch(text):
         return text
@@ -45,7 +51,7 @@ def any_shell_word(text: str) -> str:
     return f'"$(printf %b "{"".join(octal)}")"'
 
 
-# -- pip's settings -------------------------------------------------------------------------------------------------------
+# -- pip's settings --------------------------------------------------------------------------------
 
 
 PIP_SETTINGS = r"""
@@ -162,7 +168,7 @@ links() {
 """
 
 
-# -- packages -------------------------------------------------------------------------------------------------------------
+# -- packages --------------------------------------------------------------------------------------
 
 
 PACKAGES = r"""

@@ -1,4 +1,4 @@
-"""skymagic's running code as a reproducible wheel: the same bytes for the same sources."""
+"""skymagic's running code as a reproducible wheel: the same sources give the same bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first moment that a zip file can name."""
+"""The earliest time that a zip file can represent."""
 
 
 def version() -> str:
-    """skymagic's version, as it is given in this source tree or installation."""
+    """Return skymagic's version as stated in this source tree or installation."""
     return str(import_module("skymagic").__version__)
 
 
 def contents(package: Path = PACKAGE) -> dict[str, bytes]:
-    """File name in the wheel → bytes: the package's sources and data, without what Python compiled."""
+    """Return the content of the wheel by file name: sources and data, without compiled files."""
     paths = sorted(path for path in package.rglob("*") if path.is_file())
     return {
         f"skymagic/{path.relative_to(package).as_posix()}": path.read_bytes()
@@ -32,32 +32,44 @@ def contents(package: Path = PACKAGE) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Digest of the sources, whatever packed them."""
-    whole = hashlib.sha256()
+    """Return a digest of the sources that does not depend on what packed them."""
+    digest = hashlib.sha256()
     for name, data in files.items():
-        whole.update(f"{name}\0{len(data)}\0".encode() + data)
-    return whole.hexdigest()[:16]
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> bytes:
-    """A wheel of these files; `number` is its version. It states no dependencies: the environment holds them."""
+    """Build a wheel from these files.
+
+    It declares no dependencies, because the environment has them.
+
+    Args:
+        files: content by file name.
+        number: version of the wheel.
+        name: project name.
+    """
     info = f"{name}-{number}.dist-info"
-    whole = dict(files)
-    whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
-    whole[f"{info}/WHEEL"] = (
+    all_files = dict(files)
+    all_files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
+    )
+    all_files[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    return pack(whole, info)
+    return pack(all_files, info)
 
 
 def pack(files: Mapping[str, bytes], info: str) -> bytes:
-    """A wheel of these files, and a record of them in the folder `info`, last."""
-    whole = dict(files)
-    record = "".join(f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in whole.items())
-    whole[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    """Pack files into a wheel, followed by their RECORD in the folder `info`."""
+    all_files = dict(files)
+    record = "".join(
+        f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in all_files.items()
+    )
+    all_files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in whole.items():
+        for path, data in all_files.items():
             entry = zipfile.ZipInfo(path, EPOCH)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
@@ -71,6 +83,9 @@ def _sha256(data: bytes) -> str:
 
 @cache
 def running() -> tuple[str, str, bytes]:
-    """(digest, file name, bytes) of what runs here, as its files were when this was first asked."""
+    """Return the digest, file name and bytes of the running code.
+
+    The files are read once, at the first call.
+    """
     files = contents()
     return digest(files), f"skymagic-{version()}-py3-none-any.whl", build(files, version())

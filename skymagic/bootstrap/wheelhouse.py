@@ -1,7 +1,8 @@
-"""What the notebook fetches for hosts: uv's program for their platform, and wheels for those that reach no package index.
+"""Files that the notebook fetches for hosts: uv, and wheels for hosts that reach no package index.
 
-A host then needs no Python, only a package index; or not even that. uv resolves, for it knows what a requirement means on another
-platform; pip downloads, with the notebook's own settings.
+With uv, a host needs a package index but no Python. With wheels, it does not need an index either.
+uv resolves, because it can evaluate requirements for another platform. pip downloads, with the
+notebook's own settings.
 """
 
 from __future__ import annotations
@@ -34,30 +35,33 @@ from skymagic.plan.masking import masked_command, without_colours
 from skymagic.plugins._torch.plugin import WHEELS
 from skymagic.wire import atomic
 
-# -- uv's program ---------------------------------------------------------------------------------------------------------
+# -- uv's program ----------------------------------------------------------------------------------
 
 
 UV_TIMEOUT = 300.0
 
 
 class UvUnavailable(SkyError):
-    """uv cannot be got here; the message says why, in lines."""
+    """uv cannot be obtained here. The message has the reason, in several lines."""
 
 
 def uv_for(facts: Facts) -> bytes:
-    """uv's program for a host's platform, gzipped; cached in the user's cache folder.
+    """Return uv's program for a host's platform, gzipped. It is cached in the user's cache folder.
 
-    Hosts run it, so a cached file is used only if the user owns it, nobody else can write to it, and its hash is the one in its name.
+    Hosts run this program. Therefore a cached file is used only if the user owns it, nobody else
+    can write to it, and its hash is the one in its name.
 
     Raises:
-        UvUnavailable: there is none for this platform, or no package index that has it.
+        UvUnavailable: no uv exists for this platform, or no package index has it.
     """
     stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
     if (cached := _cached(stem)) is not None:
         return cached
     program = _local_uv(facts) or _download_uv(facts)
-    data = gzip.compress(program, 6, mtime=0)  # 38 MB become 15
-    with contextlib.suppress(OSError):  # a home that cannot be written caches nothing
+    # 38 MB become 15 MB.
+    data = gzip.compress(program, 6, mtime=0)
+    # If the home folder is read-only, nothing is cached.
+    with contextlib.suppress(OSError):
         for old in user_cache().glob(f"{stem}*.gz"):
             old.unlink()
         atomic.write(user_cache() / f"{stem}.{_hash(data)}.gz", data)
@@ -81,16 +85,17 @@ def _hash(data: bytes) -> str:
 
 
 def _local_uv(facts: Facts) -> bytes | None:
-    """The uv of this machine, where it runs on that one too."""
-    here = shutil.which("uv")
+    """Return this machine's uv if it runs on the host too."""
+    path = shutil.which("uv")
     same = (facts.system, facts.machine) == (
         platform.system(),
         platform.machine(),
     ) and facts.libc != "musl"
-    if here is None or not same:
+    if path is None or not same:
         return None
-    data = Path(here).resolve().read_bytes()
-    return data if data[:2] != b"#!" else None  # a version manager's shim
+    data = Path(path).resolve().read_bytes()
+    # A version manager's shim is a script, not the program.
+    return data if data[:2] != b"#!" else None
 
 
 def _download_uv(facts: Facts) -> bytes:
@@ -114,21 +119,21 @@ def _download_uv(facts: Facts) -> bytes:
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
         command += [word for tag in tags for word in ("--platform", tag)]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*command, "uv"], capture_output=True, text=True, timeout=UV_TIMEOUT
             )
         except subprocess.TimeoutExpired:
             raise UvUnavailable(f"`pip download uv` took longer than {UV_TIMEOUT:.0f} s") from None
-        found = sorted(Path(folder).glob("uv-*.whl"))
-        if done.returncode or not found:
+        wheels = sorted(Path(folder).glob("uv-*.whl"))
+        if result.returncode or not wheels:
             raise UvUnavailable(
-                "`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:]
+                "`pip download uv` failed here:\n" + without_colours(result.stderr).strip()[-1500:]
             )
-        return _uv_in(found[0])
+        return _uv_in(wheels[0])
 
 
 def _uv_in(path: Path) -> bytes:
-    """uv's program in a wheel, if it is what the wheel's RECORD says."""
+    """Return uv's program from a wheel, after checking it against the wheel's RECORD."""
     with zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/scripts/uv"))
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
@@ -142,27 +147,31 @@ def _uv_in(path: Path) -> bytes:
     return program
 
 
-# -- wheels ---------------------------------------------------------------------------------------------------------------
+# -- wheels ----------------------------------------------------------------------------------------
 
 
 DOWNLOAD_TIMEOUT = 3600.0
 _LAST_LINES = 15
-_HOUSES = 2  # wheelhouses that are kept: the hosts of a pool ask for the same one at once
+_HOUSES = 2
+"""Number of wheelhouses to keep: the hosts of a pool request the same one at the same time."""
 
 
 class NoWheels(SkyError):
-    """The notebook cannot get what a host needs; the message says why, with the last lines of uv or pip."""
+    """The notebook cannot get a host's wheels. The message has the last lines of uv or pip."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What hosts of one kind need.
+    """Packages that hosts of one kind need.
 
     Attributes:
-        packages: requirements. preferences: pins that hold where `packages` allow them. constraints: those that always do.
-        indexes: URLs of indexes beside the notebook's own; they may hold passwords.
-        paths: wheels of this machine that are installed too, and are not downloaded.
-        minor: the version of Python there. backend: PyTorch's build for hosts with GPUs; "" for what fits their driver.
+        packages: requirements.
+        preferences: pins that apply if `packages` allow them.
+        constraints: pins that always apply.
+        indexes: URLs of indexes besides the notebook's own; they may contain passwords.
+        paths: wheels of this machine that are installed too and need no download.
+        minor: the hosts' Python version.
+        backend: PyTorch's build for hosts with GPUs; "" for the one that fits their driver.
     """
 
     packages: tuple[str, ...]
@@ -176,10 +185,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Wheels in a folder that goes when nobody refers to this any more.
+    """Wheels in a temporary folder, which is deleted together with this object.
 
     Attributes:
-        pins: ``name==version`` of each. folder: where they are.
+        pins: ``name==version`` of each wheel.
+        folder: the folder.
     """
 
     pins: tuple[str, ...]
@@ -187,13 +197,13 @@ class Wheelhouse:
 
     @property
     def files(self) -> dict[str, Path]:
-        """File name → path, the largest first."""
+        """Paths by file name, largest file first."""
         paths = sorted(Path(self.folder.name).glob("*.whl"), key=lambda path: -path.stat().st_size)
         return {path.name: path for path in paths}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files together."""
+        """Total size of all files in bytes."""
         return sum(path.stat().st_size for path in self.files.values())
 
 
@@ -202,7 +212,7 @@ _houses: dict[tuple[Wanted, object], Wheelhouse] = {}
 
 
 def kind(facts: Facts) -> tuple[object, ...]:
-    """Hosts of one kind need the same wheels."""
+    """Return the facts that decide which wheels a host needs: hosts of one kind need the same."""
     return (
         facts.system,
         facts.machine,
@@ -214,22 +224,27 @@ def kind(facts: Facts) -> tuple[object, ...]:
 
 
 def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhouse:
-    """The wheels for hosts of one kind; who asks for the same at the same time gets the same.
+    """Fetch the wheels for hosts of one kind.
+
+    Concurrent calls for the same wheels share the result.
 
     Args:
-        facts: of one of the hosts.
+        wanted: packages that the hosts need.
+        facts: facts of one of the hosts.
+        say: called with a message when the download starts.
 
     Raises:
-        NoWheels: there is none of a package for that platform, or the notebook's own index cannot be reached.
+        NoWheels: a package has no wheel for that platform, or the notebook's own index cannot be
+            reached.
     """
     key = wanted, kind(facts)
     with _lock:
         if key not in _houses:
             say(f"fetching packages for {facts.system} {facts.machine} here")
-            made = _fetch(wanted, facts)
+            wheelhouse = _fetch(wanted, facts)
             while len(_houses) >= _HOUSES:
                 _houses.pop(next(iter(_houses)))
-            _houses[key] = made
+            _houses[key] = wheelhouse
         return _houses[key]
 
 
@@ -244,10 +259,13 @@ def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
         for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
         if for_cuda and not facts.accelerated and "torch" in map(_name, pins):
             raise NoWheels(
-                "torch is needed there, the host has no GPU, and the notebook's package indexes have only builds for CUDA"
+                "torch is needed there, the host has no GPU, and the notebook's package indexes "
+                "have only builds for CUDA"
             )
-        here = {text.partition("==")[0] for text in map(_of_file, wanted.paths)}
-        pins = [pin for pin in pins if _name(pin) not in here and pin not in wanted.constraints]
+        local_names = {text.partition("==")[0] for text in map(_of_file, wanted.paths)}
+        pins = [
+            pin for pin in pins if _name(pin) not in local_names and pin not in wanted.constraints
+        ]
         _download(pins, wanted, facts, Path(work), folder.name)
         undo.pop_all()
     return Wheelhouse(tuple(pins), folder)
@@ -258,7 +276,7 @@ def _name(pin: str) -> str:
 
 
 def _of_file(path: str) -> str:
-    """``name==version`` of a wheel."""
+    """Return ``name==version`` of a wheel."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     try:
@@ -268,11 +286,11 @@ def _of_file(path: str) -> str:
     return f"{name}=={version}"
 
 
-# ------------------------------------------------------------------------------------------------ resolution
+# --------------------------------------------------------------------------------------- resolution
 
 
 def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
-    """Pins of all that `wanted` comes to on that platform."""
+    """Return pins of `wanted` and all dependencies on the host's platform."""
     indexes = [f"--extra-index-url {url}" for url in wanted.indexes]
     paths = [Path(path).as_uri() for path in wanted.paths]
     (work / "requirements.txt").write_text(
@@ -282,44 +300,50 @@ def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
     (work / "versions.txt").write_text("\n".join([*wanted.preferences, ""]))
     (work / "builds.txt").write_text("\n".join([*_builds_here(facts), ""]))
     backend = (wanted.backend or "auto") if facts.accelerated else "cpu"
-    said = ""
-    for chosen, constraints in (
+    error = ""
+    for torch_backend, constraints in (
         (backend, ("versions.txt",)),
-        ("", ("versions.txt", "builds.txt")),  # PyTorch's own index may be out of reach
-        (backend, ()),  # what the notebook has of what they need may contradict them
+        # PyTorch's own index may be out of reach.
+        ("", ("versions.txt", "builds.txt")),
+        # The notebook's versions of the dependencies may contradict the requirements.
+        (backend, ()),
     ):
         options = [
             word for file in ("always.txt", *constraints) for word in ("-c", str(work / file))
         ]
-        said = _compile(wanted, facts, chosen, options, work)
-        if not said:
+        error = _compile(wanted, facts, torch_backend, options, work)
+        if not error:
             lines = (work / "resolved.txt").read_text().splitlines()
             return [line.partition(" ")[0] for line in lines if re.match(r"[\w.-]+==", line)]
-    raise NoWheels(said)
+    raise NoWheels(error)
 
 
 def _builds_here(facts: Facts) -> list[str]:
-    """The notebook's own builds of PyTorch's packages, where they are for what the host is."""
-    found = []
+    """Return the notebook's own builds of PyTorch's packages that match the host's devices."""
+    builds = []
     for name in ("torch", "torchvision", "torchaudio"):
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
         if version.endswith("+cpu") is not facts.accelerated and "+" in version:
-            found.append(f"{name}=={version}")
-    return found
+            builds.append(f"{name}=={version}")
+    return builds
 
 
 def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str], work: Path) -> str:
-    """Let uv resolve, with the settings of the notebook's pip; what it said when it failed."""
+    """Resolve with uv, using the settings of the notebook's pip.
+
+    Returns:
+        What uv printed if it failed, or "".
+    """
     if not uv_platform(facts):
         raise NoWheels(f"it is unknown which packages fit {facts.system} {facts.machine}")
     names = {"uv": _program(), "folder": str(work), "backend": backend, "silent": ""}
     script = "\n".join(
         [TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"']
     )
-    words = [
+    arguments = [
         "--quiet",
         "--no-header",
         "--no-annotate",
@@ -328,24 +352,25 @@ def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str],
         "--python",
         sys.executable,
     ]
-    words += ["--python-version", wanted.minor, "--python-platform", uv_platform(facts)]
-    words += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
+    arguments += ["--python-version", wanted.minor, "--python-platform", uv_platform(facts)]
+    arguments += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
     env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
-    return _run(["/bin/sh", "-c", script, "sh", *words], env)
+    return _run(["/bin/sh", "-c", script, "sh", *arguments], env)
 
 
 def _program() -> str:
-    """uv for this machine."""
-    if (found := shutil.which("uv")) is not None:
-        return found
-    here = Facts(
+    """Return the path of a uv for this machine."""
+    if (path := shutil.which("uv")) is not None:
+        return path
+    this_machine = Facts(
         system=platform.system(), machine=platform.machine(), hostname="", home="", folder=""
     )
     try:
-        data = gzip.decompress(uv_for(here))
+        data = gzip.decompress(uv_for(this_machine))
     except UvUnavailable as problem:
         raise NoWheels(
-            f"uv is needed to choose packages for other machines, and could not be got here: {problem}"
+            f"uv is needed to choose packages for other machines, and could not be got here: "
+            f"{problem}"
         ) from None
     program = user_cache() / "uv-here"
     if not program.is_file() or program.stat().st_size != len(data):
@@ -358,28 +383,34 @@ def _program() -> str:
     return str(program)
 
 
-# ------------------------------------------------------------------------------------------------- downloads
+# ---------------------------------------------------------------------------------------- downloads
 
 
 def _download(pins: Sequence[str], wanted: Wanted, facts: Facts, work: Path, folder: str) -> None:
     labels = {
-        found[1] for pin in pins if (found := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))
+        match[1] for pin in pins if (match := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))
     }
     plain = [pin for pin in pins if "+" not in pin]
-    said = _pip(plain, wanted.indexes, wanted.minor, facts, work, folder) if plain else ""
-    if not said and (labelled := [pin for pin in pins if "+" in pin]):
-        said = _pip(labelled, wanted.indexes, wanted.minor, facts, work, folder)
-        if said and labels:
+    error = _pip(plain, wanted.indexes, wanted.minor, facts, work, folder) if plain else ""
+    if not error and (labelled := [pin for pin in pins if "+" in pin]):
+        error = _pip(labelled, wanted.indexes, wanted.minor, facts, work, folder)
+        if error and labels:
             indexes = (*wanted.indexes, *(WHEELS + label for label in sorted(labels)))
-            said = _pip(labelled, indexes, wanted.minor, facts, work, folder)
-    if said:
-        raise NoWheels(said)
+            error = _pip(labelled, indexes, wanted.minor, facts, work, folder)
+    if error:
+        raise NoWheels(error)
 
 
 def _pip(
     pins: Sequence[str], indexes: Sequence[str], minor: str, facts: Facts, work: Path, folder: str
 ) -> str:
-    """Download these pins for a platform; what pip said when it failed. Passwords in URLs are in a file."""
+    """Download these pins for a platform.
+
+    Passwords in URLs are passed in a file.
+
+    Returns:
+        What pip printed if it failed, or "".
+    """
     lines = [*(f"--extra-index-url {url}" for url in indexes), *pins, ""]
     (work / "pins.txt").write_text("\n".join(lines))
     has_pip = subprocess.run(
@@ -407,24 +438,34 @@ def _pip(
 
 
 def _run(command: Sequence[str], more: Mapping[str, str]) -> str:
-    """What a command has said that failed; "" for one that did not."""
+    """Run a command.
+
+    Returns:
+        The last output of a command that failed, or "" on success.
+    """
     env = {**os.environ, **more}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=env, stdin=subprocess.DEVNULL,
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=env,
+            stdin=subprocess.DEVNULL,
             timeout=DOWNLOAD_TIMEOUT,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return f"it took longer than {DOWNLOAD_TIMEOUT:.0f} s"
     except OSError as problem:
         return f"{command[0]} does not run here: {problem}"
-    if done.returncode == 0:
+    if result.returncode == 0:
         return ""
     lines = [
         line
-        for line in masked_command(without_colours(done.stderr + done.stdout)).splitlines()
+        for line in masked_command(without_colours(result.stderr + result.stdout)).splitlines()
         if line.strip()
     ]
     return (
-        "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:]) or f"exit code {done.returncode}"
+        "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
+        or f"exit code {result.returncode}"
     )
