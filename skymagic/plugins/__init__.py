@@ -1,19 +1,20 @@
-"""Plugins: what a framework needs on the nodes before the first cell, each with its side on a rank.
+"""Plugins: set a framework up on the nodes before the first cell.
 
-``sky.plugins.torch(backend="gloo")`` makes one, as ``--plugin torch:backend=gloo`` does. Ours stand in `TABLE`; packages
-bring more through the entry-point group ``skymagic.plugins``, whose values are factories: functions with keyword
-parameters that return a `Plugin`. Everything here is safe on a node, and loaded when it is used.
+``sky.plugins.torch(backend="gloo")`` makes a plugin, as ``--plugin torch:backend=gloo`` does. Our
+own plugins are listed in `TABLE`. Other packages add theirs through the entry-point group
+``skymagic.plugins``, whose values are factories: functions with keyword parameters that return a
+`Plugin`. Everything here is safe to import on a node, and loaded when it is used.
 
-plugin          the dataclass `Plugin`, and `Cluster`: what it may know of a pool before there is one
-table           names, factories, their options, entry points; the order of hooks; a plugin on its way to a rank
+plugin          the dataclass `Plugin`, and `Cluster`: what a plugin knows of a pool in advance
+table           names, factories, options, entry points; order of hooks; sending plugins to ranks
 integrations    ``@sky.integrations.torch``: a process group for one function
-_torch/         PyTorch: its wheels, a process group per pool, freed and formed anew after a failure
+_torch/         PyTorch: its wheels, and a process group per pool that recovers from failures
 _keras          Keras 3: one model trained on all ranks
 _accelerate     Accelerate: the environment of ``accelerate launch``
 _jax            JAX: one global device mesh
 _huggingface    HuggingFace: its packages, and the hub's token
-_reports        what trainers of libraries know of their progress goes to `sky.report`
-_joblib         joblib's tasks, and scikit-learn's, on the pool's ranks
+_reports        pass the progress of libraries' trainers to `sky.report`
+_joblib         run tasks of joblib and scikit-learn on the pool's ranks
 """
 
 from skymagic.plugins.plugin import Cluster as Cluster

@@ -1,4 +1,4 @@
-"""Accelerate: what ``accelerate launch`` would put into the environment, on every rank before the first cell."""
+"""Accelerate: on every rank, set the environment that ``accelerate launch`` would set."""
 
 from __future__ import annotations
 
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from skymagic.plan.image import Image
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-FSDP = frozenset({
-    "version", "sharding_strategy", "reshard_after_forward", "offload_params", "min_num_params", "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap", "backward_prefetch", "state_dict_type", "forward_prefetch", "use_orig_params",
-    "cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing", "activation_checkpointing_offload",
-    "ignored_modules",
-})  # fmt: skip
-"""What `FullyShardedDataParallelPlugin` reads of the environment, as FSDP_ and the name."""
+FSDP = frozenset(
+    {
+        "version",
+        "sharding_strategy",
+        "reshard_after_forward",
+        "offload_params",
+        "min_num_params",
+        "auto_wrap_policy",
+        "transformer_layer_cls_to_wrap",
+        "backward_prefetch",
+        "state_dict_type",
+        "forward_prefetch",
+        "use_orig_params",
+        "cpu_ram_efficient_loading",
+        "sync_module_states",
+        "activation_checkpointing",
+        "activation_checkpointing_offload",
+        "ignored_modules",
+    }
+)
+"""Settings that `FullyShardedDataParallelPlugin` reads from the environment, prefixed by FSDP_."""
 _DS = "ACCELERATE_DEEPSPEED_"
 DEEPSPEED = {
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -37,23 +51,25 @@ DEEPSPEED = {
     "config_file": f"{_DS}CONFIG_FILE",
     "moe_layer_cls_names": f"{_DS}MOE_LAYER_CLS_NAMES",
 }
-"""What `DeepSpeedPlugin` reads."""
+"""Environment variables that `DeepSpeedPlugin` reads, by setting."""
 
 
 def accelerate(
     config: Mapping[str, Any] | None = None, mixed_precision: str | None = None
 ) -> Plugin:
-    """Install accelerate and set its environment as ``accelerate launch`` does; the plugin torch comes with it.
+    """Install accelerate and set its environment as ``accelerate launch`` does.
 
-    ``Accelerator()`` and transformers' ``Trainer`` find the process group, and what is written here, without a flag.
+    The torch plugin is added automatically. ``Accelerator()`` and transformers' ``Trainer`` find
+    the process group and these settings without a flag.
 
     Args:
-        config: what ``accelerate config`` asks for, as a dict: ``{"mixed_precision": "bf16", "fsdp": {"sharding_strategy":
-            "FULL_SHARD", …}}`` or ``{"deepspeed": {"zero_stage": 3, …}}``; keys with or without ``fsdp_`` in front.
-        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``, where `config` does not say it.
+        config: answers to ``accelerate config`` as a dict: ``{"mixed_precision": "bf16", "fsdp":
+            {"sharding_strategy": "FULL_SHARD", …}}`` or ``{"deepspeed": {"zero_stage": 3, …}}``.
+            The prefix ``fsdp_`` of keys is optional.
+        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``, unless `config` sets it.
 
     Raises:
-        RequestError: keys or values that accelerate does not have; all at once.
+        RequestError: accelerate does not have these keys or values. Lists all of them.
     """
     variables = environment(config, mixed_precision)
 
@@ -69,8 +85,8 @@ def accelerate(
         sharding = "ACCELERATE_USE_FSDP" in variables or "ACCELERATE_USE_DEEPSPEED" in variables
         if sharding and not _has_accelerator():
             raise RuntimeError(
-                "accelerate shards on GPUs only, and this rank has none: leave fsdp and deepspeed out (then it trains with "
-                "DDP), or shard with torch's own fully_shard"
+                "accelerate shards on GPUs only, and this rank has none: leave fsdp and deepspeed "
+                "out (then it trains with DDP), or shard with torch's own fully_shard"
             )
         os.environ.update(variables)
         yield
@@ -87,41 +103,46 @@ def accelerate(
 def environment(
     config: Mapping[str, Any] | None, mixed_precision: str | None = None
 ) -> dict[str, str]:
-    """The variables that a configuration stands for. Raises RequestError with all mistakes."""
+    """Return the environment variables for a configuration.
+
+    Raises:
+        RequestError: lists all mistakes.
+    """
     if config is not None and not isinstance(config, Mapping):
         raise RequestError(
             f"config is a dict, sky.plugins.accelerate(config={{…}}), not {config!r}"
         )
-    given = {"mixed_precision": mixed_precision, **(config or {})}
-    mistakes = _unknown("config", given, ("mixed_precision", "fsdp", "deepspeed"))
+    settings = {"mixed_precision": mixed_precision, **(config or {})}
+    mistakes = _unknown("config", settings, ("mixed_precision", "fsdp", "deepspeed"))
     variables: dict[str, str] = {}
-    if (precision := given["mixed_precision"]) is not None:
+    if (precision := settings["mixed_precision"]) is not None:
         if precision not in PRECISIONS:
             mistakes.append(f"mixed_precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
         variables["ACCELERATE_MIXED_PRECISION"] = str(precision)
-    fsdp, deepspeed = (_section(given, name, mistakes) for name in ("fsdp", "deepspeed"))
+    fsdp, deepspeed = (_section(settings, name, mistakes) for name in ("fsdp", "deepspeed"))
     if fsdp is not None and deepspeed is not None:
         mistakes.append("fsdp and deepspeed are two ways of sharding: keep one of them")
     if fsdp is not None:
         mistakes += _unknown("fsdp", fsdp, FSDP)
-        own = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
-        known = {
-            f"FSDP_{own.get(name, name.upper())}": _text(value) for name, value in fsdp.items()
+        exceptions = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
+        section_variables = {
+            f"FSDP_{exceptions.get(name, name.upper())}": _text(value)
+            for name, value in fsdp.items()
         }
-        variables |= {"ACCELERATE_USE_FSDP": "true", **known}
+        variables |= {"ACCELERATE_USE_FSDP": "true", **section_variables}
     if deepspeed is not None:
         mistakes += _unknown("deepspeed", deepspeed, DEEPSPEED)
-        known = {
+        section_variables = {
             DEEPSPEED[name]: _text(value) for name, value in deepspeed.items() if name in DEEPSPEED
         }
-        variables |= {"ACCELERATE_USE_DEEPSPEED": "true", **known}
+        variables |= {"ACCELERATE_USE_DEEPSPEED": "true", **section_variables}
     if mistakes:
         raise RequestError(mistakes)
     return variables
 
 
 def _section(given: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[str, Any] | None:
-    """One part of a configuration, its keys without the part's name in front."""
+    """Return one section of a configuration, without the section's prefix in its keys."""
     section = given.get(name)
     if section is None:
         return None
@@ -137,7 +158,8 @@ def _section(given: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[s
 
 def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> list[str]:
     return [
-        f"{where} has no {key!r}{did_you_mean(key, known) or '; it has ' + ', '.join(sorted(known))}"
+        f"{where} has no {key!r}"
+        f"{did_you_mean(key, known) or '; it has ' + ', '.join(sorted(known))}"
         for key in given
         if key not in known
     ]

@@ -1,4 +1,4 @@
-"""JAX: one process of a global device mesh on each rank, joined before any backend is used."""
+"""JAX: each rank joins one global device mesh before it uses any backend."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from skymagic.plan.image import Image
 
 TIMEOUT = 60
-"""Seconds that ranks wait for each other at the start."""
+"""Seconds that ranks wait for each other at startup."""
 
 
 def jax(version: str | None = None) -> Plugin:
     """Install JAX and call ``jax.distributed.initialize`` on every rank before the first cell.
 
-    Afterwards ``jax.devices()`` are the devices of all ranks. Programs over the whole mesh must run on all ranks: in a
-    cell or with ``@``, not with ``>>``. JAX cannot let a rank out of a collective or join it again, so when a rank
-    fails or is stopped in the middle of one, all ranks are started anew.
+    Then ``jax.devices()`` lists the devices of all ranks. Programs over the whole mesh must run on
+    all ranks: in a cell or with ``@``, not with ``>>``. JAX cannot release a rank from a collective
+    or let it join again. Therefore all ranks are restarted when a rank fails or is stopped during a
+    collective.
 
     Args:
-        version: None for the notebook's, ``"latest"``, a version (``"0.4.35"`` means ``==0.4.35``) or a constraint (``">=0.4"``).
+        version: None for the notebook's version, ``"latest"``, a version (``"0.4.35"`` means
+            ``==0.4.35``) or a constraint (``">=0.4"``).
     """
     from skymagic.plugins._torch.plugin import constraint
 
@@ -49,7 +51,11 @@ def jax(version: str | None = None) -> Plugin:
 
 
 def check_build(gpus: Sequence[int]) -> None:
-    """Raises RuntimeError where there are GPUs and JAX is installed without what uses them: it would compute on CPUs, and say nothing."""
+    """Check that JAX can use the rank's GPUs. A CPU build would silently compute on CPUs.
+
+    Raises:
+        RuntimeError: there are GPUs, and JAX is installed without CUDA.
+    """
     if not gpus:
         return
     from importlib.metadata import distributions
@@ -58,18 +64,20 @@ def check_build(gpus: Sequence[int]) -> None:
         re.fullmatch(r"jax[-_]cuda\d+[-_]plugin", dist.name or "") for dist in distributions()
     ):
         raise RuntimeError(
-            "this JAX is installed without CUDA, and the pool has GPUs: install jax[cuda12] on the nodes, or take CPUs (--gpu none)"
+            "this JAX is installed without CUDA, and the pool has GPUs: install jax[cuda12] on "
+            "the nodes, or take CPUs (--gpu none)"
         )
 
 
 @contextlib.contextmanager
 def around_app(info: InstanceInfo) -> Iterator[None]:
-    """Join the ranks into one mesh; leave it when the process is stopped."""
+    """Join the ranks into one mesh, and leave it when the process is stopped."""
     import jax
 
     devices = info.gpus_of_rank()
     check_build(devices)
-    # by itself a JAX process takes three quarters of a GPU's memory when it starts, and torch beside it, or another rank, gets none
+    # By default a JAX process takes three quarters of a GPU's memory when it starts, which leaves
+    # nothing for torch in the same process or for another rank.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     reserved = socket.socket()
     with reserved:
@@ -88,7 +96,8 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
             local_device_ids=list(devices) or None,
             cluster_detection_method="deactivate",
             initialization_timeout=TIMEOUT,
-            coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
+            # By default it binds all addresses of the machine, including public ones.
+            coordinator_bind_address=coordinator,
         )
     initialize, shutdown = jax.distributed.initialize, jax.distributed.shutdown
     already = f"skymagic has initialised jax.distributed already ({info.world_size} processes)"
@@ -104,7 +113,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
 
 
 def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
-    """A stand-in for a function of JAX: it does nothing, and says why."""
+    """Return a stand-in for a function of JAX that does nothing and prints why."""
 
     @wraps(plain)
     def told(*_: Any, **__: Any) -> None:
@@ -114,10 +123,11 @@ def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
 
 
 def coordinator_address(info: InstanceInfo, reserved: socket.socket) -> str:
-    """Address of the coordinator that rank 0 is about to serve.
+    """Return the address of the coordinator that rank 0 is about to serve.
 
-    The port is the system's choice, and `reserved` keeps it until the coordinator has bound it too: that one shares
-    ports (SO_REUSEPORT) as gRPC's servers do, and when it cannot bind, it does not say so but lets all ranks time out.
+    The system chooses the port, and `reserved` holds it until the coordinator has bound it too.
+    This works because the coordinator shares ports (SO_REUSEPORT) like all gRPC servers. If it
+    cannot bind, it does not report that but lets all ranks time out.
     """
     from skymagic.runtime import rendezvous
 
@@ -132,9 +142,10 @@ def coordinator_address(info: InstanceInfo, reserved: socket.socket) -> str:
 
 
 def bind_collectives(interface: str | None) -> None:
-    """Let CPU collectives use the cluster's interface; by themselves they use what the hostname resolves to, and hang.
+    """Let CPU collectives use the cluster's network interface.
 
-    JAX has no setting for it. A version of JAX without this function goes its own way.
+    By default they use the address that the hostname resolves to, and hang. JAX has no setting for
+    it. A version of JAX without this function is left as it is.
     """
     from jax._src import xla_bridge
 

@@ -1,4 +1,4 @@
-"""joblib and scikit-learn: their tasks run on the pool's ranks."""
+"""joblib and scikit-learn: run their tasks on the pool's ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def joblib() -> Plugin:
-    """Run ``joblib.Parallel`` on the pool's ranks while the pool is there.
+    """Run ``joblib.Parallel`` on the pool's ranks as long as the pool exists.
 
-    ``n_jobs=-1`` takes all ranks. Code that asks for threads, shared memory or one job keeps them; tasks that use joblib
-    themselves do so with threads of their rank.
+    ``n_jobs=-1`` uses all ranks. Code that requests threads, shared memory or one job still gets
+    them. Tasks that use joblib themselves use threads of their rank.
     """
 
     def transform(image: Image, cluster: Cluster) -> Image:
@@ -26,21 +26,26 @@ def joblib() -> Plugin:
 
 
 backend: list[Callable[[Any], contextlib.AbstractContextManager[None]]] = []
-"""What sends joblib's tasks to a pool's ranks; `jobs.workers` puts itself here, for a node must not import it."""
+"""Function that sends joblib's tasks to a pool's ranks.
+
+`jobs.workers` registers itself here, because a node must not import it.
+"""
 
 
 def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:
-    """Let joblib's tasks run on the pool's ranks while the context is open; in the notebook only."""
+    """Run joblib's tasks on the pool's ranks while the context is open. Only for the notebook."""
     return backend[-1](pool)
 
 
 def sklearn(version: str | None = None) -> Plugin:
-    """Install scikit-learn, and run its ``n_jobs=-1`` on the pool's ranks while the pool is there.
+    """Install scikit-learn, and run its ``n_jobs=-1`` on the pool's ranks while the pool exists.
 
-    ``GridSearchCV``, ``cross_val_score`` and other estimators that use processes; see `joblib` for the rules.
+    This applies to ``GridSearchCV``, ``cross_val_score`` and other estimators that use processes.
+    See `joblib` for the rules.
 
     Args:
-        version: None for the notebook's, ``"latest"``, a version (``"1.5.2"`` means ``==1.5.2``) or a constraint (``">=1.4"``).
+        version: None for the notebook's version, ``"latest"``, a version (``"1.5.2"`` means
+            ``==1.5.2``) or a constraint (``">=1.4"``).
     """
     from skymagic.plugins._torch.plugin import constraint
 

@@ -1,7 +1,8 @@
-"""Keras 3: its backend chosen before it is imported, and ``fit`` that trains one model on all ranks, on JAX.
+"""Keras 3: choose its backend before it is imported, and train one model on all ranks with JAX.
 
-Batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On other backends ``fit`` averages no
-gradients over ranks, and is refused in a run of several.
+On JAX, ``fit`` spreads batches over the mesh of all ranks and starts from equal weights. Calls that
+would wait forever are refused. On other backends ``fit`` does not average gradients over ranks, and
+is refused in a run of several ranks.
 """
 
 from __future__ import annotations
@@ -27,27 +28,31 @@ if TYPE_CHECKING:
 VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")
 ALONE = (
-    "skymagic: this fit trains each rank separately. To train one model on all ranks, create the pool with --plugin jax "
-    "--plugin keras:backend=jax. If separate training is intended: --plugin keras:backend=jax,sync=false\n"
+    "skymagic: this fit trains each rank separately. To train one model on all ranks, create the "
+    "pool with --plugin jax --plugin keras:backend=jax. If separate training is intended: "
+    "--plugin keras:backend=jax,sync=false\n"
 )
 REFUSED = (
-    "Keras on {backend} averages no gradients over ranks: create the pool with --plugin jax --plugin keras:backend=jax, or train a torch "
-    "model with DistributedDataParallel (for a separate model on each rank: --plugin keras:backend={backend},sync=false)"
+    "Keras on {backend} averages no gradients over ranks: create the pool with --plugin jax "
+    "--plugin keras:backend=jax, or train a torch model with DistributedDataParallel (for a "
+    "separate model on each rank: --plugin keras:backend={backend},sync=false)"
 )
 MODEL = "keras.src.models.model"
-"""The module of `keras.Model`."""
+"""Name of the module that defines `keras.Model`."""
 
 
 def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     """Install Keras 3 and choose its backend before it is imported.
 
-    On JAX, with the plugin ``jax`` beside it, ranks train one model together by Keras's own ``DataParallel`` over the devices of
-    all ranks, each on its own part of the data (``sky.shard``). Without that plugin each rank trains for itself, and says so. On torch
-    and TensorFlow ``fit`` raises RuntimeError in a run of several ranks, for Keras averages no gradients over them.
+    On JAX, together with the ``jax`` plugin, ranks train one model by Keras's own ``DataParallel``
+    over the devices of all ranks, each on its own part of the data (``sky.shard``). Without that
+    plugin, each rank trains separately and prints a note. On torch and TensorFlow, ``fit`` raises
+    RuntimeError in a run of several ranks, because Keras does not average gradients over them.
 
     Args:
         backend: ``"jax"``, ``"torch"`` or ``"tensorflow"``.
-        sync: False lets each rank train for itself, without a word; also for ``tf.distribute``, which you set up yourself.
+        sync: False lets each rank train separately, without a note. Use it also for
+            ``tf.distribute``, which you set up yourself.
     """
     if backend not in BACKENDS:
         raise RequestError(f"Keras has no backend {backend!r}; it has {', '.join(BACKENDS)}")
@@ -55,7 +60,8 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     def transform(image: Image, cluster: Cluster) -> Image:
         if image.env.get(VARIABLE, backend) != backend:
             raise RequestError(
-                f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one"
+                f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; "
+                f"keep one"
             )
         engine = "jax[cuda12]" if backend == "jax" and cluster.cuda else backend
         there = any(package.startswith(backend) for package in image.pip)
@@ -66,7 +72,8 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     def around_app(info: InstanceInfo) -> Iterator[None]:
         os.environ[VARIABLE] = backend
         if backend == "tensorflow":
-            if sync:  # TensorFlow takes seconds to import, and is left to the cell that needs it
+            # TensorFlow takes seconds to import, so that is left to the cell that needs it.
+            if sync:
                 when_imported(MODEL, lambda module: _refuse(module.Model, backend))
             yield
             return
@@ -84,8 +91,10 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
             return contextlib.nullcontext()
         return own_devices_in_part_runs()
 
-    # With the variable set by transform the import is right, and each rank finds it done. On torch it asks CUDA for its devices when it is
-    # imported (keras/src/backend/torch/core.py), and keeps the answer: that is each rank's own affair.
+    # With the variable set by transform, preloading imports the right backend, and each rank finds
+    # it imported. With torch, Keras asks CUDA for its devices on import
+    # (keras/src/backend/torch/core.py) and caches the answer, so each rank must import it for
+    # itself.
     preload = ("keras",) if backend == "jax" else ()
     return Plugin(
         name="keras",
@@ -97,9 +106,10 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
 
 def distribute(info: InstanceInfo) -> None:
-    """Let Keras spread its batches over the devices of all ranks, from equal weights; each rank brings its part.
+    """Let Keras spread its batches over the devices of all ranks, starting from equal weights.
 
-    JAX must have joined its mesh before; without that there is nothing to spread over.
+    Each rank provides its part of the data. JAX must have joined its mesh before; otherwise nothing
+    is distributed.
     """
     import jax
     import keras
@@ -114,16 +124,16 @@ def distribute(info: InstanceInfo) -> None:
     share_seeds(rendezvous.get("keras"))
     multihost_utils.sync_global_devices(
         "skymagic"
-    )  # a mesh that cannot connect is told at the start
+    )  # a mesh that cannot connect fails here, at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
 
-# -- fit on several ranks --------------------------------------------------------------------------------------------
+# -- fit on several ranks --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """Inside, ``fit`` reports its steps and what it logs."""
+    """Let ``fit`` report its steps and logs inside the context."""
     import keras
 
     model = owner(keras.Model, "fit")
@@ -134,7 +144,10 @@ def reporting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def synchronized(backend: str) -> Iterator[None]:
-    """Inside, Keras knows of the other ranks. Keras must be imported, with this backend."""
+    """Make Keras aware of the other ranks inside the context.
+
+    Keras must already be imported with this backend.
+    """
     import keras
 
     model = owner(keras.Model, "fit")
@@ -150,18 +163,21 @@ def synchronized(backend: str) -> Iterator[None]:
 
 
 def _refuse(model: type, backend: str) -> None:
-    """Refuse ``fit`` on several ranks, as long as the process lives."""
+    """Refuse ``fit`` on several ranks for the rest of the process's life."""
     trainer = owner(model, "fit")
     trainer.fit = refused_on_several(trainer.fit, backend)
 
 
 def owner(kind: type, name: str) -> Any:
-    """The class in which a method is written."""
+    """Return the class that defines a method."""
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
 def refused_on_several(plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return ``fit`` that raises RuntimeError in a run of several ranks: each would train a model of its own."""
+    """Return a ``fit`` that raises RuntimeError in a run of several ranks.
+
+    Each of them would train its own model.
+    """
 
     @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
@@ -173,18 +189,21 @@ def refused_on_several(plain: Callable[..., Any], backend: str) -> Callable[...,
 
 
 def together(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``fit`` on JAX with a callback of ours, the last in the list; None of it, and a word, where ranks train apart."""
+    """Return a ``fit`` for JAX that appends our callback to the list.
+
+    If ranks train separately, it adds no callback and prints a note.
+    """
     signature = inspect.signature(plain)
 
     @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        ours = equal_parts()
-        if ours is None:
+        parts_check = equal_parts()
+        if parts_check is None:
             warn_alone()
         else:
-            ours.data = bound.arguments.get("x")
-            with_callback(bound, ours)
+            parts_check.data = bound.arguments.get("x")
+            with_callback(bound, parts_check)
         return plain(*bound.args, **bound.kwargs)
 
     return fit
@@ -194,20 +213,24 @@ _warned: list[bool] = []
 
 
 def warn_alone() -> None:
-    """Say once in the process that ranks train apart; not on one rank, where that is what was asked for."""
+    """Print once per process that ranks train separately.
+
+    On a single rank, that is what was requested, so nothing is printed.
+    """
     if len(runtime.participants()) > 1 and not _warned:
         _warned.append(True)
         sys.stderr.write(ALONE)
 
 
-# -- on JAX ----------------------------------------------------------------------------------------------------------
+# -- on JAX ----------------------------------------------------------------------------------------
 
 
 class SharedSeeds:
-    """Stands for the module `random` where Keras draws seeds of weights and of dropout: the same ones on all ranks.
+    """Replacement for the module `random` in Keras that draws the same seeds on all ranks.
 
-    Each rank draws its own weights, and they must be equal. A run of some ranks, which others do not see, must not put the
-    ranks out of step: it draws from the process's own numbers, and each run of all begins anew.
+    Keras uses them for weights and dropout. Each rank draws its own weights, and they must be
+    equal. A run on some ranks, which the others do not see, must not put the ranks out of step. It
+    draws from the process's own numbers, and each run on all ranks starts a new sequence.
     """
 
     def __init__(self, seed: int) -> None:
@@ -216,10 +239,10 @@ class SharedSeeds:
         self._stream = random.Random()
 
     def randint(self, low: int, high: int) -> int:
-        """A number from `low` to `high`."""
+        """Return a number from `low` to `high`."""
         from keras.src.utils import rng_utils
 
-        # a seed that is there was set by the user: keras.utils.set_random_seed
+        # A seed that exists was set by the user: keras.utils.set_random_seed.
         if not runtime.everyone() or rng_utils.get_random_seed() is not None:
             return random.randint(low, high)
         if runtime.run_number() != self._run:
@@ -229,7 +252,7 @@ class SharedSeeds:
 
 
 def share_seeds(seed: int) -> None:
-    """From now on Keras draws the same seeds on all ranks; `seed` is known to all of them."""
+    """Make Keras draw the same seeds on all ranks from now on. All ranks know `seed`."""
     from keras.src.random import seed_generator
 
     if hasattr(seed_generator, "python_random"):
@@ -238,7 +261,10 @@ def share_seeds(seed: int) -> None:
 
 @contextlib.contextmanager
 def own_devices_in_part_runs() -> Iterator[None]:
-    """In a run of some ranks Keras keeps to their own devices; what is on the mesh of all waits for the others for ever."""
+    """Restrict Keras to a rank's own devices in a run on some ranks.
+
+    Anything on the mesh of all ranks would wait forever for the others.
+    """
     import keras
 
     mesh = keras.distribution.distribution()
@@ -253,7 +279,10 @@ def own_devices_in_part_runs() -> Iterator[None]:
 
 
 def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a model, refused (RuntimeError) where the model is on the mesh of all ranks and not all take part."""
+    """Wrap a model's method so that it raises RuntimeError if the mesh is only partly in the run.
+
+    That is the case if the model is on the mesh of all ranks and not all of them take part.
+    """
 
     @wraps(plain)
     def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -262,8 +291,9 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
         ):
             part = len(runtime.participants())
             raise RuntimeError(
-                f"this model is on the devices of all {runtime.instance_info().world_size} ranks, and only {part} "
-                f"take{'s' * (part == 1)} part in this run: {plain.__name__} it on all of them, or make it in this run"
+                f"this model is on the devices of all {runtime.instance_info().world_size} ranks, "
+                f"and only {part} take{'s' * (part == 1)} part in this run: {plain.__name__} it "
+                "on all of them, or make it in this run"
             )
         return plain(model, *args, **kwargs)
 
@@ -271,9 +301,12 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def equal_parts() -> Any:
-    """A callback that raises ValueError where ranks have different numbers of batches, or of items; None where ranks train apart.
+    """Return a callback that checks that all ranks have equally many batches and items.
 
-    They would wait for each other for ever.
+    Otherwise they would wait for each other forever. The callback raises ValueError.
+
+    Returns:
+        The callback, or None if ranks train separately.
     """
     import jax
 
@@ -292,13 +325,14 @@ def equal_parts() -> Any:
             except TypeError:
                 items = -1
             steps = self.params.get("steps")
-            mine = np.array([-1 if steps is None else steps, items])
-            rows = multihost_utils.process_allgather(mine).reshape(-1, len(mine)).tolist()
+            counts = np.array([-1 if steps is None else steps, items])
+            rows = multihost_utils.process_allgather(counts).reshape(-1, len(counts)).tolist()
             for name, column in zip(("batches", "items"), zip(*rows, strict=True), strict=True):
                 if len(set(column)) > 1:
                     raise ValueError(
-                        f"all ranks must train on equally many {name}, and they have {list(column)} by rank: "
-                        "sky.shard(x, y, drop_last=True) gives equal parts"
+                        f"all ranks must train on equally many {name}, and they have "
+                        f"{list(column)} by rank: sky.shard(x, y, drop_last=True) gives equal "
+                        "parts"
                     )
 
     return EqualParts()

@@ -1,6 +1,6 @@
-"""What trainers of libraries know of their progress goes to `report`: transformers' Trainer, Lightning's, Keras's ``fit``.
+"""Report the progress of libraries' trainers: transformers' Trainer, Lightning's, Keras's ``fit``.
 
-Each gets a callback of ours when a cell imports it; none of them is imported here.
+Each library gets one of our callbacks when a cell imports it. None of them is imported here.
 """
 
 from __future__ import annotations
@@ -18,24 +18,33 @@ from skymagic.runtime.on_import import when_imported, wraps
 from skymagic.runtime.reporting import RESERVED, report
 
 INTERVAL, SHARE = 0.5, 0.01
-"""Seconds between two looks at numbers that may wait for a GPU, at most; and what part of the time these may take."""
+"""Longest time in seconds between two reads of numbers that may wait for a GPU, and the largest
+share of the time that these reads may take.
+"""
 TIMINGS = re.compile(r"_(runtime|per_second|preparation_time)$|^total_flos$")
-"""What transformers logs of an evaluation besides its result."""
+"""Matches what transformers logs about an evaluation besides its result."""
 LIGHTNING = (
     "lightning.pytorch.trainer.connectors.callback_connector",
     "pytorch_lightning.trainer.connectors.callback_connector",
 )
-"""Where Lightning's ``Trainer`` chooses its callbacks."""
+"""Modules in which Lightning's ``Trainer`` chooses its callbacks."""
 
 
 def told(step: float, total: float | None, numbers: Mapping[str, Any] | None = None) -> None:
-    """Report what a library has; what cannot be reported is left out, for its training goes on."""
-    chosen = {str(name): value for name, value in (numbers or {}).items() if name not in RESERVED}
-    chosen = {
-        name: value for name, value in chosen.items() if not isinstance(value, str) and _one(value)
+    """Report a library's progress.
+
+    Values that cannot be reported are left out, because the training must go on.
+    """
+    reportable = {
+        str(name): value for name, value in (numbers or {}).items() if name not in RESERVED
+    }
+    reportable = {
+        name: value
+        for name, value in reportable.items()
+        if not isinstance(value, str) and _one(value)
     }
     with contextlib.suppress(TypeError, ValueError):
-        report(step=step, total=total if total and 0 < total < float("inf") else None, **chosen)
+        report(step=step, total=total if total and 0 < total < float("inf") else None, **reportable)
 
 
 def _one(value: Any) -> bool:
@@ -45,18 +54,18 @@ def _one(value: Any) -> bool:
     )
 
 
-# -- transformers ----------------------------------------------------------------------------------------------------
+# -- transformers ----------------------------------------------------------------------------------
 
 
-@functools.cache  # once in a process: torch's plugin and huggingface's may both be there
+@functools.cache  # Once per process: the plugins of torch and huggingface may both be active.
 def adapt_transformers() -> None:
-    """Each ``Trainer`` reports its steps, and what it logs."""
+    """Let each ``Trainer`` report its steps and logs."""
     when_imported("transformers.trainer", _trainer)
 
 
 def _trainer(module: types.ModuleType) -> None:
     class TransformersReport(module.TrainerCallback):  # type: ignore[misc, name-defined]
-        """Reports to skymagic's notebook."""
+        """Callback that reports to skymagic's notebook."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             told(state.global_step, state.max_steps)
@@ -64,34 +73,35 @@ def _trainer(module: types.ModuleType) -> None:
         def on_log(
             self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
         ) -> None:
-            chosen = {
+            metrics = {
                 name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)
             }
-            told(state.global_step, state.max_steps, chosen)
+            told(state.global_step, state.max_steps, metrics)
 
     module.DEFAULT_CALLBACKS.append(TransformersReport)
 
 
-# -- Lightning -------------------------------------------------------------------------------------------------------
+# -- Lightning -------------------------------------------------------------------------------------
 
 
 @functools.cache
 def adapt_lightning() -> None:
-    """Each of Lightning's ``Trainer`` reports its steps, and what its modules log."""
+    """Let each of Lightning's ``Trainer`` report its steps and what its modules log."""
     for module in LIGHTNING:
         when_imported(module, _lightning)
 
 
 def _lightning(module: types.ModuleType) -> None:
     class LightningReport(module.Callback):  # type: ignore[misc, name-defined]
-        """Reports to skymagic's notebook."""
+        """Callback that reports to skymagic's notebook."""
 
         total: float | None = None
         looked = wait = 0.0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             self.total = None
-            with contextlib.suppress(Exception):  # a dataset without a length
+            # A dataset may have no length.
+            with contextlib.suppress(Exception):
                 self.total = float(trainer.estimated_stepping_batches)
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -107,10 +117,10 @@ def _lightning(module: types.ModuleType) -> None:
         def tell(self, trainer: Any, *, look: bool = True) -> None:
             told(trainer.global_step, self.total)
             if look:
-                began = time.monotonic()
+                start = time.monotonic()
                 told(trainer.global_step, self.total, trainer.callback_metrics)
                 self.looked = time.monotonic()
-                self.wait = min(INTERVAL, (self.looked - began) / SHARE)
+                self.wait = min(INTERVAL, (self.looked - start) / SHARE)
 
     connector = module._CallbackConnector
     plain = connector.on_trainer_init
@@ -123,17 +133,18 @@ def _lightning(module: types.ModuleType) -> None:
     connector.on_trainer_init = on_trainer_init
 
 
-# -- Keras -----------------------------------------------------------------------------------------------------------
+# -- Keras -----------------------------------------------------------------------------------------
 
 
 def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``fit`` with a callback that reports; the last in the list."""
+    """Return ``fit`` with a reporting callback at the end of the list."""
     signature = inspect.signature(plain)
 
     @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        # a look at each batch's numbers waits for them, which Keras's own bar does too; without it, after each epoch
+        # Reading each batch's numbers waits for them, as Keras's own progress bar does. If the bar
+        # is off, read them after each epoch.
         quiet = bound.arguments.get("verbose") in (0, "0")
         with_callback(bound, _keras_callback(each_batch=not quiet))
         return plain(*bound.args, **bound.kwargs)
@@ -142,22 +153,24 @@ def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_callback(bound: inspect.BoundArguments, ours: Any) -> None:
-    """Add a callback to those of a call of ``fit``."""
-    theirs = bound.arguments.get("callbacks")
+    """Append a callback to those of a call of ``fit``."""
+    callbacks = bound.arguments.get("callbacks")
     if (
-        theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list)
+        callbacks is not None and hasattr(callbacks, "append") and not isinstance(callbacks, list)
     ):  # a CallbackList
-        theirs.append(ours)
+        callbacks.append(ours)
         return
-    listed = theirs if isinstance(theirs, list | tuple) else [theirs]
-    bound.arguments["callbacks"] = [each for each in listed if each is not None] + [ours]
+    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    bound.arguments["callbacks"] = [callback for callback in listed if callback is not None] + [
+        ours
+    ]
 
 
 def _keras_callback(*, each_batch: bool) -> Any:
     import keras
 
     class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
-        """Reports to skymagic's notebook."""
+        """Callback that reports to skymagic's notebook after each epoch."""
 
         done = 0
         first: int | None = None
@@ -176,7 +189,7 @@ def _keras_callback(*, each_batch: bool) -> Any:
             told(self.done, self.total, logs)
 
     class Batches(Epochs):
-        """Likewise."""
+        """Callback that also reports after each batch."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.done += 1

@@ -1,6 +1,7 @@
-"""Decorators that set a framework up for one function: ``@sky.integrations.torch`` below ``@sky.function``.
+"""Decorators that set up a framework for one function, such as ``@sky.integrations.torch``.
 
-The same as the plugin of that name on the pool, for pools that were made without it.
+They are written below ``@sky.function``, and do the same as the pool's plugin of that name, for
+pools created without it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ def torch(*, backend: str | None = None) -> Callable[[Callable[..., Any]], Calla
 def torch(function: Callable[..., Any] | None = None, /, *, backend: str | None = None) -> Any:
     """Run a function inside a process group of the ranks that take part in its run.
 
-    The group is formed before the function and destroyed after it. On a pool with the torch plugin the pool's own group
-    serves. Outside a pool the function simply runs.
+    The group is formed before the function and destroyed after it. On a pool with the torch plugin,
+    the pool's own group is used. Outside a pool the function simply runs.
 
     Args:
-        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, …; None for the one that fits the ranks' devices.
+        function: the function to decorate.
+        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, …; None for the one that fits the
+            ranks' devices.
 
     Raises:
-        TypeError: not a function, or one that is lazy already: ``@sky.function`` must be above.
+        TypeError: this is not a function, or it is already lazy: ``@sky.function`` must be above.
     """
     if function is None:
         return functools.partial(_in_group, backend=backend)
@@ -51,7 +54,8 @@ def _in_group(function: Callable[..., Any], *, backend: str | None) -> Callable[
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # IPython leaves this frame out
+        # IPython hides this frame in tracebacks.
+        __tracebackhide__ = True
         with process_group(backend) if runtime.on_a_rank() else contextlib.nullcontext():
             return function(*args, **kwargs)
 
@@ -60,7 +64,10 @@ def _in_group(function: Callable[..., Any], *, backend: str | None) -> Callable[
 
 @contextlib.contextmanager
 def process_group(backend: str | None = None) -> Iterator[None]:
-    """On a rank: a default process group of those that take part in the run, freed as the pool's own when one fails."""
+    """Form a default process group of the ranks that take part in the run, on a rank.
+
+    Like the pool's own group, it is freed when a rank fails.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -72,7 +79,8 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     info = among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)
     with rendezvous.subgroup(f"run {runtime.run_number()}"):
-        # a group that others wait in is found by this; it is not formed anew, for the function is over by then
+        # A rank's group that others wait in is found through this plugin. It is not formed again,
+        # because the function is over by then.
         plugin = Plugin(
             "integrations.torch", release=hooks["release"], collectives=hooks["collectives"]
         )
@@ -87,7 +95,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
 
 
 def among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:
-    """This process's place among some ranks of its pool; the first of them is the head."""
+    """Return this process's position among some ranks of its pool. The first rank is the head."""
     per_node = info.local_world_size
     on_node = [rank for rank in ranks if rank // per_node == info.node]
     addresses = {peer.node: peer.addr for peer in info.peers}

@@ -1,4 +1,4 @@
-"""The table of plugins: names, factories and their options, entry points of other packages, and the order of hooks."""
+"""Registry of plugins: names, factories, options, entry points, and the order of hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from skymagic.plugins.plugin import Cluster, Plugin
 GROUP = "skymagic.plugins"
 
 TABLE: dict[str, str] = {
-    # The files have an underscore: sky.plugins.torch is the factory, and a module of that name would take its place.
+    # The modules have an underscore because sky.plugins.torch is the factory, and a module of that
+    # name would take its place.
     "torch": "skymagic.plugins._torch.plugin:torch",
     "jax": "skymagic.plugins._jax:jax",
     "keras": "skymagic.plugins._keras:keras",
@@ -35,21 +36,25 @@ TABLE: dict[str, str] = {
     "joblib": "skymagic.plugins._joblib:joblib",
     "sklearn": "skymagic.plugins._joblib:sklearn",
 }
-"""Our own plugins: name → ``module:factory``."""
+"""Our own plugins: ``module:factory`` by name."""
 
 Factory = Callable[..., "Plugin"]
 
 
 def names() -> list[str]:
-    """All plugins that can be asked for, sorted.
+    """Return the sorted names of all plugins.
 
-    Entry points are read and not loaded: metadata beside a notebook that somebody else made would run its code at a TAB.
+    Entry points are read but not loaded. Otherwise metadata in the notebook's folder, from another
+    author, would run code when the user presses TAB.
     """
     return sorted({*TABLE, *(point.name for point in _entry_points())})
 
 
 def beside(names: Container[str], folder: Path) -> tuple[str, ...]:
-    """A sentence for each plugin or provider of these names whose package lies in `folder` itself: nobody has installed it."""
+    """Return a warning for each named plugin or provider whose package lies directly in `folder`.
+
+    Such a package has not been installed.
+    """
     points = [
         (kind, point)
         for kind in ("plugin", "provider")
@@ -65,9 +70,11 @@ def beside(names: Container[str], folder: Path) -> tuple[str, ...]:
 
 
 def factory(name: str) -> Factory:
-    """The function that makes the plugin `name`; what it makes remembers its options.
+    """Return the function that creates the plugin `name`. The plugin remembers its options.
 
-    Raises RequestError where no plugin has this name (the message holds the nearest one) or its code cannot be imported.
+    Raises:
+        RequestError: no plugin has this name (the message suggests the nearest one), or its code
+            cannot be imported.
     """
     try:
         make = _find(name)
@@ -79,32 +86,37 @@ def factory(name: str) -> Factory:
     @functools.wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> Plugin:
         signature = inspect.signature(make)
-        if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+        if not any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+        ):
             check_keywords(f"sky.plugins.{name}", kwargs, signature.parameters, {})
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         plugin = make(*args, **kwargs)
         if not isinstance(plugin, Plugin):
             raise RequestError(
                 f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin"
             )
-        return replace(plugin, name=name, options=given)
+        return replace(plugin, name=name, options=arguments)
 
     return remembering
 
 
 def load(spec: PluginSpec) -> Plugin:
-    """The plugin that `spec` asks for, its options read as the types that the factory's parameters are annotated with.
+    """Create the plugin for `spec`, converting options to the annotated types of the factory.
 
-    Raises RequestError for an unknown plugin, options that it does not have, values of the wrong type; all at once.
+    Raises:
+        RequestError: the plugin is unknown, it does not have these options, or values have the
+            wrong type. Lists all mistakes.
     """
     make = factory(spec.name)
-    known = inspect.signature(make).parameters
+    parameters = inspect.signature(make).parameters
     types = _annotations(make)
     values, mistakes = {}, []
     for option, value in spec.options.items():
-        if option not in known:
+        if option not in parameters:
             mistakes.append(
-                f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}"
+                f"the plugin {spec.name!r} has no option "
+                f"{option!r}{_alternatives(option, parameters)}"
             )
             continue
         try:
@@ -112,7 +124,9 @@ def load(spec: PluginSpec) -> Plugin:
         except ValueError as problem:
             mistakes.append(f"the plugin {spec.name!r}: {option}={value!r} {problem}")
     missing = [
-        p.name for p in known.values() if p.default is p.empty and p.name not in spec.options
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty and parameter.name not in spec.options
     ]
     mistakes += [f"the plugin {spec.name!r} needs the option {option!r}" for option in missing]
     if mistakes:
@@ -128,49 +142,61 @@ def load(spec: PluginSpec) -> Plugin:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """What ``--plugin name:…`` takes, by the parameters of its factory.
+    """Return the options that ``--plugin name:…`` accepts: the parameters of its factory.
 
-    Nothing where its code cannot be loaded, nor for another package's plugin that has not been imported: completion runs no code.
+    Empty if its code cannot be loaded, or for another package's plugin that has not been imported,
+    because completion must not run code.
     """
     if name not in TABLE and not any(
         point.name == name and point.module in sys.modules for point in _entry_points()
     ):
         return ()
     try:
-        known = inspect.signature(factory(name)).parameters.values()
+        parameters = inspect.signature(factory(name)).parameters.values()
     except RequestError:
         return ()
-    return tuple(one.name for one in known if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    )
 
 
 def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
-    """The plugins of a pool: each loaded, with those that it needs, and in the order in which their hooks run.
+    """Load the plugins of a pool and those that they need, and sort them for their hooks.
 
-    Raises RequestError for what `load` refuses, one plugin asked for twice, an order that cannot be; all at once.
+    Raises:
+        RequestError: `load` refuses one, a plugin is requested twice, or no order is possible.
+            Lists all mistakes.
     """
-    found: list[Plugin] = []
+    plugins: list[Plugin] = []
     mistakes: list[str] = []
     for item in asked:
         with noted_in(mistakes):
-            found.append(load(item) if isinstance(item, PluginSpec) else item)
-    every = [plugin.name for plugin in found]
-    twice = [name for name in dict.fromkeys(every) if every.count(name) > 1]
+            plugins.append(load(item) if isinstance(item, PluginSpec) else item)
+    requested = [plugin.name for plugin in plugins]
+    twice = [name for name in dict.fromkeys(requested) if requested.count(name) > 1]
     mistakes += [
         f"the plugin {name!r} is asked for twice: write it once, with all its options"
         for name in twice
     ]
     if mistakes:
         raise RequestError(mistakes)
-    missing = dict.fromkeys(name for plugin in found for name in plugin.needs if name not in every)
-    return order([*(load(PluginSpec(name)) for name in missing), *found])
+    missing = dict.fromkeys(
+        name for plugin in plugins for name in plugin.needs if name not in requested
+    )
+    return order([*(load(PluginSpec(name)) for name in missing), *plugins])
 
 
 def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """The user's order, changed only as far as `Plugin.before` and `Plugin.needs` ask: JAX must be set up before Keras sees it.
+    """Sort plugins so that `Plugin.before` and `Plugin.needs` hold, otherwise in the user's order.
 
-    Raises RequestError for plugins that each want to be before the other.
+    For example, JAX must be set up before Keras sees it.
+
+    Raises:
+        RequestError: plugins must each come before the other.
     """
-    waiting, done = list(plugins), list[Plugin]()
+    waiting, ordered = list(plugins), list[Plugin]()
     while waiting:
         later = {
             p.name
@@ -185,12 +211,15 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
                 f"the plugins {circle} each want to be set up before the other: use one of them"
             )
         waiting.remove(first)
-        done.append(first)
-    return tuple(done)
+        ordered.append(first)
+    return tuple(ordered)
 
 
 def attribute(name: str) -> Factory:
-    """``sky.plugins.NAME``: a module's ``__getattr__`` (PEP 562), so that a plugin is found when it is used."""
+    """Return the factory for ``sky.plugins.NAME``.
+
+    This is the module's ``__getattr__`` (PEP 562), so that a plugin is looked up when it is used.
+    """
     if name.startswith("_"):
         raise AttributeError(f"module {GROUP!r} has no attribute {name!r}")
     try:
@@ -200,15 +229,15 @@ def attribute(name: str) -> Factory:
 
 
 def attributes() -> list[str]:
-    """``dir(sky.plugins)``: every plugin, also one whose package is broken."""
+    """Return ``dir(sky.plugins)``: every plugin, including those whose package is broken."""
     return sorted({"Cluster", "Plugin", *names()})
 
 
-# --------------------------------------------------------------------------------------------- finding
+# ------------------------------------------------------------------------------------------ finding
 
 
 def _entry_points() -> list[EntryPoint]:
-    """Other packages' plugins; names that are ours stay ours."""
+    """Return other packages' plugins, except those that have the name of a built-in one."""
     return [point for point in entry_points(group=GROUP) if point.name not in TABLE]
 
 
@@ -221,35 +250,40 @@ def _find(name: str) -> Factory:
     for point in points:
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
-    known = [*TABLE, *(point.name for point in points)]
-    nearest = did_you_mean(name, known) or f"; available: {', '.join(sorted(known))}"
+    all_names = [*TABLE, *(point.name for point in points)]
+    nearest = did_you_mean(name, all_names) or f"; available: {', '.join(sorted(all_names))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")
 
 
 def words(problem: BaseException) -> str:
-    """An exception as its type and message."""
+    """Format an exception as its type and message."""
     return f"{type(problem).__name__}: {problem}"
 
 
-# --------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------ options
 
 
 def _alternatives(option: str, known: Iterable[str]) -> str:
-    every = list(known)
-    if not every:
+    all_options = list(known)
+    if not all_options:
         return "; it has none"
-    return f"{did_you_mean(option, every).removesuffix('?')}; it has {', '.join(every)}"
+    return f"{did_you_mean(option, all_options).removesuffix('?')}; it has {', '.join(all_options)}"
 
 
 def _annotations(make: Factory) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(make))
-    except NameError:  # names that only type checkers see: then options stay text
+    # These names are visible only to type checkers. The options stay text.
+    except NameError:
         return {}
 
 
 def _read(value: Any, annotation: Any) -> Any:
-    """A text as the first type of `annotation` that it fits. Raises ValueError with the end of a sentence."""
+    """Convert text to the first type of `annotation` that it fits.
+
+    Raises:
+        ValueError: the end of a sentence that explains the mistake.
+    """
     if not isinstance(value, str):
         return value
     types = typing.get_args(annotation) or (annotation,)
@@ -279,9 +313,11 @@ _TRUTH = {
 
 
 def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
-    """`image` as these plugins want it, each in its turn.
+    """Apply the `transform` of each plugin to `image`, in their order.
 
-    Raises RequestError for what `resolve` refuses, for requirements that contradict, and for a `transform` that fails.
+    Raises:
+        RequestError: `resolve` refuses a plugin, requirements contradict each other, or a
+            `transform` fails.
     """
     for plugin in resolve(asked):
         try:
@@ -296,15 +332,19 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
             ) from problem
         if not isinstance(image, Image):
             raise RequestError(
-                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image"
+                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an "
+                f"Image"
             )
     return image
 
 
 def packed_plugin(plugin: Plugin) -> dict[str, Any]:
-    """A plugin as values that JSON can hold, for `unpacked_plugin` on a rank: its options, or, built by hand, itself.
+    """Serialize a plugin to values that JSON can hold, for `unpacked_plugin` on a rank.
 
-    Raises RequestError where one that was built by hand holds what cannot travel.
+    The values are its options, or the pickled plugin if it was built by hand.
+
+    Raises:
+        RequestError: a plugin built by hand holds something that cannot be pickled.
     """
     options = None if plugin.options is None else dict(plugin.options)
     if options is not None:
@@ -322,7 +362,7 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
 
 
 def unpacked_plugin(values: Mapping[str, Any]) -> Plugin:
-    """The plugin that `packed_plugin` packed."""
+    """Restore a plugin from the values of `packed_plugin`."""
     if "pickle" in values:
         plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))
         return plugin
