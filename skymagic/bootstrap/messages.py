@@ -181,7 +181,7 @@ def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
     }
     return [
         f"{description or file} cannot be installed: {why}; build a wheel of it there, and name "
-        f"that with --pip"
+        "that with --pip"
         for file, description in wheels.items()
         if (why := misfit(file, facts, requirements.minor))
     ]

@@ -333,13 +333,13 @@ def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, b
     if not info or not tags:
         raise NoWheel(
             f"{found.name} {found.version} is installed here from {place}, without a list of its "
-            f"files: install it again"
+            "files: install it again"
         )
     names = [name for name in recorded if _packed(name, info)]
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
             f"{found.name} {found.version} is installed here from {place}, and {missing[0]} of "
-            f"it is missing: install it again"
+            "it is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
     return (
@@ -373,7 +373,7 @@ def _editable(
     if not any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise NoWheel(
             f"{found.name} {found.version} is installed here from {folder}, which no longer "
-            f"contains a project"
+            "contains a project"
         )
     return source_digest(folder, found.name), make
 

@@ -116,7 +116,7 @@ def setup(
     if facts.clock and abs(skew) > CLOCK_SKEW_SECONDS:
         report(
             f"its clock is {abs(skew) // 60} minutes {'ahead of' if skew > 0 else 'behind'} this "
-            f"machine's"
+            "machine's"
         )
     for url, why in facts.silent:
         report(f"its index {url} does not answer ({why}) and is left out")

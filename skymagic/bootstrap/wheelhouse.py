@@ -369,7 +369,7 @@ def _program() -> str:
         data = gzip.decompress(uv_for(this_machine))
     except UvUnavailable as problem:
         raise NoWheels(
-            f"uv is needed to choose packages for other machines, and could not be got here: "
+            "uv is needed to choose packages for other machines, and could not be got here: "
             f"{problem}"
         ) from None
     program = user_cache() / "uv-here"
