@@ -79,6 +79,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
     # By default a JAX process takes three quarters of a GPU's memory when it starts, which leaves
     # nothing for torch in the same process or for another rank.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    # Holds the port until the coordinator has bound it too, see `coordinator_address`.
     reserved = socket.socket()
     with reserved:
         coordinator = coordinator_address(info, reserved)

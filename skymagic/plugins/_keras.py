@@ -61,11 +61,11 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
         if image.env.get(VARIABLE, backend) != backend:
             raise RequestError(
                 f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; "
-                f"keep one"
+                "keep one"
             )
         engine = "jax[cuda12]" if backend == "jax" and cluster.cuda else backend
-        there = any(package.startswith(backend) for package in image.pip)
-        packages = (*image.pip, "keras>=3", *(() if there else (engine,)))
+        has_engine = any(package.startswith(backend) for package in image.pip)
+        packages = (*image.pip, "keras>=3", *(() if has_engine else (engine,)))
         return image.replace(pip=packages, env={**image.env, VARIABLE: backend})
 
     @contextlib.contextmanager
@@ -122,9 +122,8 @@ def distribute(info: InstanceInfo) -> None:
     if info.rank == 0:
         rendezvous.put("keras", int.from_bytes(os.urandom(4), "big"))
     share_seeds(rendezvous.get("keras"))
-    multihost_utils.sync_global_devices(
-        "skymagic"
-    )  # a mesh that cannot connect fails here, at the start
+    # A mesh that cannot connect fails here, at the start.
+    multihost_utils.sync_global_devices("skymagic")
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
 
@@ -246,6 +245,7 @@ class SharedSeeds:
         if not runtime.everyone() or rng_utils.get_random_seed() is not None:
             return random.randint(low, high)
         if runtime.run_number() != self._run:
+            # Each run on all ranks starts a new sequence.
             self._run = runtime.run_number()
             self._stream = random.Random(f"{self._seed} {self._run}")
         return self._stream.randint(low, high)

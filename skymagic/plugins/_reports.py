@@ -120,6 +120,7 @@ def _lightning(module: types.ModuleType) -> None:
                 start = time.monotonic()
                 told(trainer.global_step, self.total, trainer.callback_metrics)
                 self.looked = time.monotonic()
+                # The slower the read, the longer the pause before the next one.
                 self.wait = min(INTERVAL, (self.looked - start) / SHARE)
 
     connector = module._CallbackConnector
@@ -155,9 +156,8 @@ def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
 def with_callback(bound: inspect.BoundArguments, ours: Any) -> None:
     """Append a callback to those of a call of ``fit``."""
     callbacks = bound.arguments.get("callbacks")
-    if (
-        callbacks is not None and hasattr(callbacks, "append") and not isinstance(callbacks, list)
-    ):  # a CallbackList
+    # Keras's CallbackList is not a list, but can be appended to.
+    if callbacks is not None and hasattr(callbacks, "append") and not isinstance(callbacks, list):
         callbacks.append(ours)
         return
     listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]

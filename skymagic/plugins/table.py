@@ -273,8 +273,8 @@ def _alternatives(option: str, known: Iterable[str]) -> str:
 def _annotations(make: Factory) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(make))
-    # These names are visible only to type checkers. The options stay text.
     except NameError:
+        # These names are visible only to type checkers. The options stay text.
         return {}
 
 
@@ -333,7 +333,7 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
         if not isinstance(image, Image):
             raise RequestError(
                 f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an "
-                f"Image"
+                "Image"
             )
     return image
 

@@ -1,6 +1,10 @@
-"""Backends of the default group: ranks post what they compute on, and rank 0 decides for all; which leg of a composite one serves whom. Pure.
+"""Choose the backend of the default group. All functions are pure.
 
-rank R   what it has (`Posted`) ─▶ store ─▶ rank 0: `choose` ─▶ store ─▶ "cpu:gloo,cuda:nccl", or why not, for each rank
+Ranks post what they compute on, and rank 0 decides for all, including which backend of a composite
+one serves which device::
+
+    rank R   its hardware (`Posted`) ─▶ store ─▶ rank 0: `choose` ─▶ store
+             ─▶ each rank: "cpu:gloo,cuda:nccl", or an error
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ CPU_BACKENDS = ("gloo", "mpi")
 
 @dataclass(frozen=True)
 class Posted:
-    """What a rank says of itself.
+    """Hardware that a rank posts for the others.
 
     Attributes:
-        machine: told from all others.
-        gpu: UUID of its device, "" for none. name: the device's. cuda: what its torch is built for, "" for CPUs.
+        machine: identifier that differs between machines.
+        gpu: UUID of its device; "" for none.
+        name: name of the device.
+        cuda: CUDA version that its torch is built for; "" for CPUs.
     """
 
     machine: str
@@ -32,47 +38,55 @@ class Posted:
 
 
 def choose(asked: str | None, posted: Sequence[Posted]) -> str:
-    """The backend of a group of these ranks.
+    """Choose the backend of a group of these ranks.
 
     Args:
-        asked: what the user has said; None for what fits.
+        asked: the user's choice; None for the backend that fits.
+        posted: hardware of each rank, in rank order.
 
     Raises:
-        ValueError: it cannot be; names the ranks.
+        ValueError: no backend is possible. Names the ranks.
     """
-    without = [rank for rank, one in enumerate(posted) if not one.gpu]
+    without = [rank for rank, hardware in enumerate(posted) if not hardware.gpu]
     if without and len(without) < len(posted):
         having = [rank for rank in range(len(posted)) if rank not in without]
         raise ValueError(
-            f"{rank_words(having)} {'has' if len(having) == 1 else 'have'} a GPU and {rank_words(without)} {'has' if len(without) == 1 else 'have'} none"
-            f"{_why(posted[without[0]])}: a process group cannot combine them. Leave those machines out, or take CPUs everywhere (--gpu none)"
+            f"{rank_words(having)} {'has' if len(having) == 1 else 'have'} a GPU and "
+            f"{rank_words(without)} {'has' if len(without) == 1 else 'have'} none"
+            f"{_why(posted[without[0]])}: a process group cannot combine them. Leave those "
+            "machines out, or take CPUs everywhere (--gpu none)"
         )
-    twins = shared(posted)
+    sharing = shared(posted)
     if asked is not None:
-        if twins and "nccl" in legs(asked).values():
-            device = posted[twins[0][0]]
+        if sharing and "nccl" in legs(asked).values():
+            device = posted[sharing[0][0]]
             raise ValueError(
-                f"{rank_words(twins[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), and NCCL refuses that: leave backend= out, which "
-                "takes gloo, or ask for one rank per GPU"
+                f"{rank_words(sharing[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), "
+                "and NCCL refuses that: leave backend= out, which takes gloo, or ask for one rank "
+                "per GPU"
             )
         return asked
     if without:
         return GLOO
-    parts = any(one.gpu.startswith("MIG-") for one in posted)
-    return SHARED if twins or parts else NCCL
+    # Ranks that share a GPU or have a part of one (MIG) use gloo.
+    has_mig_devices = any(hardware.gpu.startswith("MIG-") for hardware in posted)
+    return SHARED if sharing or has_mig_devices else NCCL
 
 
 def shared(posted: Sequence[Posted]) -> list[list[int]]:
-    """Ranks that are on one device, for each device with several."""
-    on: dict[tuple[str, str], list[int]] = {}
-    for rank, one in enumerate(posted):
-        if one.gpu:
-            on.setdefault((one.machine, one.gpu), []).append(rank)
-    return [together for together in on.values() if len(together) > 1]
+    """Return the ranks that use one device, for each device with several ranks."""
+    ranks_by_device: dict[tuple[str, str], list[int]] = {}
+    for rank, hardware in enumerate(posted):
+        if hardware.gpu:
+            ranks_by_device.setdefault((hardware.machine, hardware.gpu), []).append(rank)
+    return [ranks for ranks in ranks_by_device.values() if len(ranks) > 1]
 
 
 def legs(backend: str) -> dict[str, str]:
-    """Device → backend: of ``"cpu:gloo,cuda:nccl"``; a name alone serves what torch lets it serve."""
+    """Return the backend by device, for example of ``"cpu:gloo,cuda:nccl"``.
+
+    A single name serves all devices that torch lets it serve.
+    """
     if ":" in backend:
         return dict(pair.strip().split(":", 1) for pair in backend.lower().split(","))
     return {"nccl": {"cuda": "nccl"}}.get(
@@ -81,9 +95,10 @@ def legs(backend: str) -> dict[str, str]:
 
 
 def device_for_talk(legs_of_group: Mapping[str, str]) -> str:
-    """The device on which ranks tell each other what they must: the CPU where a leg serves it, else the first that is served.
+    """Return the device for the messages that ranks must exchange.
 
-    Never none: what is told first is the proof of membership, and a backend that is not known here must not pass without it.
+    It is the CPU if a backend serves it, otherwise the first device that is served. There always is
+    one: the first message proves membership, and a backend that is not known here must not skip it.
     """
     if legs_of_group.get("cpu") in CPU_BACKENDS or "cuda" not in legs_of_group:
         return "cpu" if "cpu" in legs_of_group else next(iter(legs_of_group))

@@ -1,5 +1,7 @@
-"""What hung on a rank's process group: rebound to the new one where that can be, named as lost where it cannot. Among it models and tensors
-that are sharded over ranks (FSDP, FSDP2, DTensor), and the meshes that they are sharded over.
+"""Move models and variables of a rank to its new process group, or report them as lost.
+
+This includes models and tensors that are sharded over ranks (FSDP, FSDP2, DTensor), and their
+meshes.
 """
 
 from __future__ import annotations
@@ -14,25 +16,28 @@ from typing import Any
 from skymagic.plugins._torch import membership
 
 SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
-PIECE = 1 << 20  # elements that are compared at a time: 8 MB in double precision
+PIECE = 1 << 20
+"""Number of elements that are compared at a time: 8 MB in double precision."""
 DEFAULT = "default_pg"
-"""How torch describes a default group, also one that is gone."""
+"""torch's description of a default group, even one that was destroyed."""
 
 
 def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
-    """Put groups in the place of earlier ones: in variables, in objects that hold them, and where they are the default of a parameter.
+    """Replace old groups by new ones in variables, in objects, and in parameter defaults.
 
-    ``def f(x, group=dist.group.WORLD)`` holds the group of the time when it was read. torch has such functions too, in
-    modules that the first DDP wrapper imports; they would use a group that is gone, and keep its threads and connections.
+    ``def f(x, group=dist.group.WORLD)`` holds the group from the time of its definition. torch has
+    such functions too, in modules that the first DDP wrapper imports. They would use a group that
+    was destroyed, and keep its threads and connections.
 
     Args:
-        new: the default group, for all that were before.
-        before: the groups that are gone.
-        made: by their ``id``: what is in their place.
+        new: the default group, which replaces all earlier ones.
+        before: the groups that were destroyed.
+        made: their replacements, by ``id``.
     """
     kind = type(new)
 
-    def now(value: Any) -> Any:  # isinstance would ask any object for attributes
+    # isinstance would ask any object for attributes.
+    def now(value: Any) -> Any:
         if type(value) is not kind or value is new:
             return value
         return made.get(id(value), new if value.group_desc == DEFAULT else value)
@@ -42,14 +47,18 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
             {name: now(value) for name, value in list(names.items()) if now(value) is not value}
         )
 
-    # some 100,000, so few words for each; their tuples are not known to gc where all that is in them is groups
-    for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
+    # There are some 100,000 functions, so little is done for each. gc does not know tuples of
+    # defaults that hold only groups, so functions are searched.
+    for function in [
+        candidate for candidate in gc.get_objects() if type(candidate) is FunctionType
+    ]:
         if (values := function.__defaults__) and kind in map(type, values):
             function.__defaults__ = tuple(map(now, values))
         if (names := function.__kwdefaults__) and kind in map(type, names.values()):
             update(names)
     update(namespace_of_rank())
     for holder in gc.get_referrers(*before):
+        # The arguments must keep the old groups.
         if holder is before or holder is made:
             continue
         if isinstance(holder, list):
@@ -61,7 +70,7 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
 
 
 def _attributes(holder: object) -> Any:
-    """An object's own attributes, of those kinds that hold groups; a frame has none."""
+    """Return the attributes of an object that may hold groups; None for others, such as frames."""
     try:
         return object.__getattribute__(holder, "__dict__")
     except AttributeError:
@@ -69,7 +78,7 @@ def _attributes(holder: object) -> Any:
 
 
 def complete(wrapper: Any) -> None:
-    """Give a DDP wrapper whose reducer is new what torch's own `__setstate__` leaves out."""
+    """Restore what torch's own `__setstate__` omits in a DDP wrapper with a new reducer."""
     import torch.distributed as dist
 
     wrapper._has_rebuilt_buckets = False
@@ -78,8 +87,10 @@ def complete(wrapper: Any) -> None:
 
 
 def on_own_device(state: dict[str, Any]) -> dict[str, Any]:
-    """A DDP wrapper's state, for the device that its module is on here."""
-    device = next((each.device for each in state["_modules"]["module"].parameters()), None)
+    """Return a DDP wrapper's state, adapted to the device that its module is on here."""
+    device = next(
+        (parameter.device for parameter in state["_modules"]["module"].parameters()), None
+    )
     if not state.get("device_ids") or device is None or state["device_ids"] == [device.index]:
         return state
     return {**state, "device_ids": [device.index], "output_device": device.index, "device": device}
@@ -90,45 +101,45 @@ def with_existing_devices(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `DistributedDataParallel` with device numbers that this process has.
 
-    accelerate, and transformers' Trainer with it, pass the local rank as the device. Where ranks share a
-    GPU that number may not exist: the device that the module is on takes its place.
+    accelerate, and through it transformers' Trainer, pass the local rank as the device. If ranks
+    share a GPU, that number may not exist. Then it is replaced by the device that the module is on.
 
     Args:
-        arguments: positional arguments, as the caller wrote them.
+        arguments: positional arguments as the caller wrote them.
         options: keyword arguments.
-        count: the GPUs that this process sees.
+        count: number of GPUs that this process sees.
     """
     names = ("module", "device_ids", "output_device")
-    given = {**dict(zip(names, arguments, strict=False)), **options}
-    device_ids = given.get("device_ids")
+    by_name = {**dict(zip(names, arguments, strict=False)), **options}
+    device_ids = by_name.get("device_ids")
     if not device_ids or len(device_ids) != 1:
         return arguments, options
     number = getattr(device_ids[0], "index", device_ids[0])
-    devices = {parameter.device for parameter in given["module"].parameters()}
+    devices = {parameter.device for parameter in by_name["module"].parameters()}
     device = devices.pop() if len(devices) == 1 else None
     if not isinstance(number, int) or number < count or device is None or device.index is None:
         return arguments, options
-    given |= {"device_ids": [device.index]}
-    if given.get("output_device") is not None:
-        given["output_device"] = device.index
-    positional = tuple(given.pop(name) for name in names[: len(arguments)])
-    return (*positional, *arguments[len(names) :]), given
+    by_name |= {"device_ids": [device.index]}
+    if by_name.get("output_device") is not None:
+        by_name["output_device"] = device.index
+    positional = tuple(by_name.pop(name) for name in names[: len(arguments)])
+    return (*positional, *arguments[len(names) :]), by_name
 
 
 def namespace_of_rank() -> dict[str, Any]:
-    """The rank's variables; empty outside a kernel."""
+    """Return the rank's variables; empty outside a kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return {} if shell is None else shell.user_ns
 
 
 def variables() -> dict[str, Any]:
-    """The rank's variables, as a copy."""
+    """Return a copy of the rank's variables."""
     return dict(namespace_of_rank())
 
 
 def name_of(value: object) -> str:
-    """The variable that holds a value, or its type."""
+    """Return the name of the variable that holds a value, or the value's type."""
     return next(
         (name for name, held in variables().items() if held is value and name[:1] != "_"),
         type(value).__name__,
@@ -136,7 +147,7 @@ def name_of(value: object) -> str:
 
 
 def lost_groups(variables: Mapping[str, Any]) -> list[str]:
-    """Variables that hold groups which could not be made again."""
+    """Report variables that hold groups which could not be formed again."""
     from torch.distributed import ProcessGroup
     from torch.distributed import distributed_c10d as c10d
 
@@ -150,10 +161,11 @@ def lost_groups(variables: Mapping[str, Any]) -> list[str]:
 
 
 def differing(wrappers: list[Any]) -> list[str]:
-    """DDP wrappers whose parameters are not the same on all ranks, for one rank had stepped and others had not.
+    """Report DDP wrappers whose parameters differ between ranks, because only some had stepped.
 
-    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts. In double precision is a
-    piece of a parameter at a time: a model that fills its GPU is compared, too.
+    The comparison uses sums in double precision. Each rank takes part, in the order of the
+    wrappers' parameter counts. Only a piece of a parameter at a time is converted to double
+    precision, so that a model that fills its GPU can be compared too.
     """
     import torch
 
@@ -166,35 +178,38 @@ def differing(wrappers: list[Any]) -> list[str]:
             for piece in parameter.detach().contiguous().view(-1).split(PIECE):
                 values = piece.double()
                 total += torch.stack([values.sum(), values.dot(values)])
-        return repr(
-            [total.tolist() for total in totals.values()]
-        )  # as text, for two NaN are the same here
+        # As text, because two NaN must compare equal here.
+        return repr([total.tolist() for total in totals.values()])
 
     with torch.no_grad():
-        mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
-    everyone = membership.tell_all(list(mine.items()))
-    told = {
-        name: (membership.digest(name), membership.digest(value)) for name, value in mine.items()
+        fingerprints = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
+    tables = membership.tell_all(list(fingerprints.items()))
+    digests = {
+        name: (membership.digest(name), membership.digest(value))
+        for name, value in fingerprints.items()
     }
     unequal = sorted(
         name
-        for name, (key, value) in told.items()
-        if any(o.get(key, value) != value for o in everyone)
+        for name, (key, value) in digests.items()
+        if any(table.get(key, value) != value for table in tables)
     )
     why = "its parameters differ between ranks, because only some had stepped; take rank 0's on all"
     return [f"{name}: {why}: {SYNC.format(name=name)}" for name in unequal]
 
 
 FSDP2_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+"""Module of FSDP2's state, which is loaded once a model is sharded."""
 
 
 def reset_steps(*, waits: bool) -> None:
-    """End what a failed cell has left half-done in FSDP2 models of this rank: the next step begins as after a whole one.
+    """Discard what a failed cell left half-done in this rank's FSDP2 models.
 
-    Gradients that were on their way are gone, as with ``FSDPModule.reset_iter_state``.
+    The next step starts clean. Gradients in flight are lost, as with
+    ``FSDPModule.reset_iter_state``.
 
     Args:
-        waits: whether collectives that were begun end; else they are left, for their group is gone.
+        waits: whether collectives that were started will end; otherwise they are dropped, because
+            their group was destroyed.
     """
     for state in _fsdp2_states():
         for group in state._fsdp_param_groups:
@@ -202,12 +217,12 @@ def reset_steps(*, waits: bool) -> None:
                 group._all_gather_result = None
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
-                if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
-                    whole.grad = None
+                if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                    unsharded.grad = None
         if state._is_root:
-            with contextlib.suppress(
-                Exception
-            ):  # another version of torch, or more is broken: it is named as lost
+            # Another version of torch has no such method, or more is broken. Then the model is
+            # reported as lost.
+            with contextlib.suppress(Exception):
                 state._reset_iter_state()
 
 
@@ -215,60 +230,66 @@ def _fsdp2_states() -> list[Any]:
     module = sys.modules.get(FSDP2_STATE)
     if module is None:
         return []
-    return [one for one in gc.get_objects() if issubclass(type(one), module.FSDPState)]
+    return [
+        candidate for candidate in gc.get_objects() if issubclass(type(candidate), module.FSDPState)
+    ]
 
 
 def lost_shards(
     variables: dict[str, Any], alive: Collection[int], world_size: int | None
 ) -> list[str]:
-    """What is sharded and cannot go on, in sentences.
+    """Return a sentence for each sharded value that cannot be used any more.
 
     Args:
-        variables: the rank's.
-        alive: the ranks that hold what they had.
-        world_size: of the pool, if it has changed: what was sharded over all ranks is over others now.
+        variables: the rank's variables.
+        alive: ranks that still hold their parts.
+        world_size: new size of the pool if it has changed: values that were sharded over all ranks
+            no longer match it.
     """
-    found = []
+    notes = []
     for name, value in sorted(variables.items(), key=lambda item: item[0]):
         if name.startswith("_"):
             continue
         what, ranks = _kind(value), _ranks(value)
         if what and ranks is None:
-            found.append(f"{name}: {what} whose process group is gone; make it again")
-        elif what and (gone := sorted(set(ranks or ()) - set(alive))):
-            where = ", ".join(map(str, gone))
-            found.append(
-                f"{name}: {what} has lost its part on rank {where}; make it again, from a checkpoint"
+            notes.append(f"{name}: {what} whose process group is gone; make it again")
+        elif what and (lost_ranks := sorted(set(ranks or ()) - set(alive))):
+            numbers = ", ".join(map(str, lost_ranks))
+            notes.append(
+                f"{name}: {what} has lost its part on rank {numbers}; make it again, from a "
+                "checkpoint"
             )
         elif what and world_size is not None:
-            found.append(
-                f"{name}: {what} is sharded over another number of ranks than {world_size}; make it again"
+            notes.append(
+                f"{name}: {what} is sharded over another number of ranks than {world_size}; make "
+                "it again"
             )
         elif what and _torn(value):
-            found.append(
-                f"{name}: {what} was interrupted within a step and cannot be carried over; make it again"
+            notes.append(
+                f"{name}: {what} was interrupted within a step and cannot be carried over; make "
+                "it again"
             )
-    return found
+    return notes
 
 
 def _kind(value: Any) -> str:
-    """What a sharded value is, in words; empty for others."""
+    """Describe a sharded value; "" for other values."""
     names = {
         kind.__name__
         for kind in type(value).__mro__
         if kind.__module__.startswith("torch.distributed")
     }
-    words = {
+    descriptions = {
         "FullyShardedDataParallel": "an FSDP module",
         "FSDPModule": "an FSDP module",
         "DTensor": "a DTensor",
         "DeviceMesh": "a device mesh",
     }
-    return next((text for name, text in words.items() if name in names), "")
+    return next((text for name, text in descriptions.items() if name in names), "")
 
 
 def _ranks(value: Any) -> list[int] | None:
-    """Over which ranks a value is sharded; None where its group cannot tell any more."""
+    """Return the ranks that a value is sharded over; None if its group was destroyed."""
     import torch.distributed as dist
 
     try:
@@ -288,14 +309,17 @@ def _ranks(value: Any) -> list[int] | None:
             meshes = [group.mesh_info.mesh for group in groups]
         for mesh in meshes:
             for group in mesh.get_all_groups():
-                dist.get_process_group_ranks(group)  # raises where it is gone
+                dist.get_process_group_ranks(group)  # raises if it was destroyed
         return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
     except Exception:
         return None
 
 
 def _torn(value: Any) -> bool:
-    """Whether an FSDP module is within a step still; those of the first kind have no way to begin anew."""
+    """Return True if an FSDP module is still within a step.
+
+    FSDP1 modules cannot start the step again.
+    """
     parts = []
     for module in value.modules() if hasattr(value, "modules") else ():
         with contextlib.suppress(AttributeError):

@@ -1,5 +1,6 @@
-"""The GPU of a rank: one number, by its place among the ranks of its node; what the others are told of it; and what slows a training down:
-waiting for a ``DataLoader``, a GPU that is full or at rest.
+"""The GPU of a rank: its number, what other ranks learn of it, and measurements of slow training.
+
+The measurements show time spent waiting for a ``DataLoader``, and a GPU that is full or idle.
 """
 
 from __future__ import annotations
@@ -19,67 +20,79 @@ from skymagic.wire.processes import boot_id
 
 
 def number() -> int | None:
-    """This rank's GPU as its process counts them; None without one. CUDA is not initialised by it."""
+    """Return the number of this rank's GPU in its process, or None without one.
+
+    Does not initialize CUDA.
+    """
     import torch
 
     if not torch.cuda.is_available():
         return None
-    # not the place in a run of some ranks: a process keeps its GPU
-    mine = info.instance_info().gpus_of_rank(torch.cuda.device_count())
-    return mine[0] if len(mine) else None
+    # Not the position in a run on some ranks: a process keeps its GPU.
+    gpus = info.instance_info().gpus_of_rank(torch.cuda.device_count())
+    return gpus[0] if len(gpus) else None
 
 
 def take() -> Posted:
-    """Make this rank's GPU the current device of its main thread.
+    """Make this rank's GPU the current device of its main thread, and return its hardware.
 
     Raises:
-        RuntimeError: the pool has GPUs and this process cannot use them, in words.
+        RuntimeError: the pool has GPUs and this process cannot use them. The message says why.
     """
     import torch
 
     machine, cuda = boot_id(), str(torch.version.cuda or "")
-    mine = number()
-    if mine is None:
+    device = number()
+    if device is None:
         if info.instance_info().accelerators:
             raise RuntimeError(_unusable(torch, cuda))
         return Posted(machine, cuda=cuda)
-    torch.cuda.set_device(mine)
-    return Posted(machine, uuid(mine), torch.cuda.get_device_name(mine), cuda)
+    torch.cuda.set_device(device)
+    return Posted(machine, uuid(device), torch.cuda.get_device_name(device), cuda)
 
 
 def uuid(device: int) -> str:
-    """The UUID of a device of this process, as nvidia-smi writes it. Of a part of a GPU (MIG) it is the part's, which CUDA may give as the GPU's."""
+    """Return the UUID of a device of this process, as nvidia-smi writes it.
+
+    For a part of a GPU (MIG) it is the part's UUID. CUDA may report the whole GPU's instead.
+    """
     import torch
 
-    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if device < len(words) and words[device].startswith(("GPU-", "MIG-")):
-        return words[device]
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if device < len(visible_devices) and visible_devices[device].startswith(("GPU-", "MIG-")):
+        return visible_devices[device]
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _unusable(torch: Any, cuda: str) -> str:
     if not cuda:
         return (
-            f"this PyTorch ({torch.__version__}) is built without CUDA, and the pool has GPUs: install a build for CUDA on the nodes, or take "
-            "CPUs (--gpu none)"
+            f"this PyTorch ({torch.__version__}) is built without CUDA, and the pool has GPUs: "
+            "install a build for CUDA on the nodes, or take CPUs (--gpu none)"
         )
     try:
         torch.cuda.init()
         why = "none is visible"
     except Exception as problem:
         why = str(problem).partition("\n")[0]
-    return f"CUDA {cuda} of PyTorch {torch.__version__} cannot use this node's GPUs ({why}): update the driver, or take CPUs (--gpu none)"
+    return (
+        f"CUDA {cuda} of PyTorch {torch.__version__} cannot use this node's GPUs ({why}): update "
+        "the driver, or take CPUs (--gpu none)"
+    )
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def watch() -> None:
-    """Measure what this process's loaders and its GPU do; torch is imported."""
+    """Measure the data loaders and the GPU of this process. torch must be imported."""
     when_imported("torch.utils.data.dataloader", _loaders)
     usage.watch_gpu(gpu)
 
 
 def _loaders(module: types.ModuleType) -> None:
-    """Take the time of each batch that the main thread waits for; a few tenths of a microsecond a batch."""
+    """Measure the time that the main thread waits for each batch.
+
+    This costs a few tenths of a microsecond per batch.
+    """
     iterator = module._BaseDataLoaderIter
     plain = iterator.__next__
     main = threading.main_thread()
@@ -89,14 +102,15 @@ def _loaders(module: types.ModuleType) -> None:
     def timed(self: Any) -> Any:
         if threading.current_thread() is not main:
             return plain(self)
-        begun = clock()
+        start = clock()
         if (last := getattr(self, "_skymagic_step", None)) is not None:
             waited, since = last
-            step(waited, begun - since)
+            step(waited, start - since)
         batch = plain(self)
-        # of the first batch its workers' start is a part: the second step begins the count
+        # The first batch includes the start of the workers, so counting begins with the second
+        # step.
         self._skymagic_step = (
-            (clock() - begun, begun) if last is not None or not self._num_workers else (0.0, begun)
+            (clock() - start, start) if last is not None or not self._num_workers else (0.0, start)
         )
         return batch
 
@@ -104,9 +118,11 @@ def _loaders(module: types.ModuleType) -> None:
 
 
 def gpu() -> tuple[float, float]:
-    """Shares of this rank's GPU: memory that holds tensors or is others', and time in use; NaN where CUDA was not used yet.
+    """Return the shares of this rank's GPU that are in use: memory and time.
 
-    CUDA's current device is each thread's own, and this is not the cell's: the device is the one that the plugin has set there.
+    Memory counts if it holds tensors or belongs to others. Both are NaN if CUDA has not been used
+    yet. CUDA's current device is per thread, and this thread is not the cell's. Therefore the
+    device is the one that the plugin has set there.
     """
     import torch
 
@@ -120,10 +136,11 @@ def gpu() -> tuple[float, float]:
 
 
 def _in_use(device: int) -> float:
-    """By nvidia-ml-py, where it is installed."""
+    """Return the GPU's utilization as measured by nvidia-ml-py, if it is installed."""
     import torch
 
     try:
         return float(torch.cuda.utilization(device)) / 100
-    except Exception:  # it is not, or the driver does not tell
+    except Exception:
+        # The package is missing, or the driver does not report it.
         return math.nan

@@ -1,4 +1,7 @@
-"""The torch process group of a rank: formed, freed while a rank is blocked in it, formed anew, and what hangs on it carried over."""
+"""The torch process group of a rank: form it, free blocked ranks, and form it again.
+
+Models and variables are carried over to the new group.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,20 @@ from skymagic.runtime.on_import import Patches, wraps
 
 STORE_TIMEOUT = timedelta(seconds=60)
 FIRST_USE_TIMEOUT = timedelta(minutes=30)
-"""How long ranks wait for each other through the store once the group is formed: NCCL connects a subgroup, or two ranks, when
-they first use it."""
+"""Time that ranks wait for each other through the store once the group is formed.
+
+NCCL connects a subgroup, or two ranks, when they first use it.
+"""
 
 
 class Group:
-    """The default process group of this rank, with its lifetime.
+    """Default process group of this rank, through its whole lifetime.
 
     Args:
-        backend: ``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``, …, or None for the one that fits the devices.
-        timeout: of its collectives; None for torch's.
-        posted: what this rank has, as the others are told.
+        backend: ``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``, …, or None for the one that fits
+            the devices.
+        timeout: timeout of its collectives; None for torch's default.
+        posted: hardware of this rank, as posted for the other ranks.
     """
 
     def __init__(
@@ -48,33 +54,37 @@ class Group:
         self.posted = posted or backends.Posted("")
         self._connections = Connections()
         self._aborts = unblock.Aborts()
+        # All DDP wrappers of this rank.
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._on_default: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # wrappers that use the default group
+        # Wrappers that use the default group.
+        self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
         self._store: Any = None
+        # True while skymagic itself calls init_process_group or destroy_process_group.
         self._ours = False
-        self._reported: set[tuple[str, int]] = (
-            set()
-        )  # notes, each with the variable that it is about
+        # Notes, each with the `id` of the variable's value that it is about.
+        self._reported: set[tuple[str, int]] = set()
         self._size = 0  # number of ranks in the default group
         self._before: list[membership.Subgroup] = []
-        self._defaults: list[
-            Any
-        ] = []  # groups that are gone, while others are formed in their place
+        # Destroyed default groups, while others are formed in their place.
+        self._defaults: list[Any] = []
 
     def join(self, info: InstanceInfo) -> None:
-        """Form the group at a process's start; a rank that replaces another also takes part in what the others agree on."""
+        """Form the group when the process starts.
+
+        A rank that replaces another one also takes part in what the others agree on.
+        """
         self.form(info)
         self._size = info.world_size
         if rendezvous.generation() > 0:
+            # The same collectives in the same order as the other ranks call in `reform`.
             membership.form_again([], alive=False)
             carryover.differing([])
 
     def form(self, info: InstanceInfo) -> None:
-        """Make the group, on a store of its own, at a port that the system gave to rank 0.
+        """Form the group on a new store, at a port that the system assigns to rank 0.
 
-        Raises ValueError where these ranks cannot have the backend, or torch is built without it.
+        Raises:
+            ValueError: these ranks cannot have the backend, or torch is built without it.
         """
         import torch.distributed as dist
 
@@ -94,11 +104,15 @@ class Group:
                     )
             finally:
                 self._ours = False
+            # First of all: torch's store lets any process that reaches its port register as a rank.
             membership.verify(secret, info.rank)
             self._store.set_timeout(FIRST_USE_TIMEOUT)
 
     def _agreed(self, info: InstanceInfo) -> str:
-        """The backend, on which rank 0 decides once all have told what they have: ranks that chose apart would wait for each other."""
+        """Return the backend that rank 0 chooses once all ranks have posted their hardware.
+
+        If ranks chose separately, they would wait for each other.
+        """
         import torch
         import torch.distributed as dist
 
@@ -114,18 +128,18 @@ class Group:
                     store.set("chosen", f"+{backends.choose(self.backend, posted)}")
                 except ValueError as refused:
                     store.set("chosen", f"-{refused}")
-            chosen = store.get("chosen").decode()
-        if chosen[:1] != "+":
-            raise ValueError(chosen[1:])
-        for name in dict.fromkeys(backends.legs(chosen[1:]).values()):
+            answer = store.get("chosen").decode()
+        if answer[:1] != "+":
+            raise ValueError(answer[1:])
+        for name in dict.fromkeys(backends.legs(answer[1:]).values()):
             if not dist.is_backend_available(name):
                 raise ValueError(
                     f"this PyTorch ({torch.__version__}) is built without the backend {name!r}"
                 )
-        return str(chosen[1:])
+        return str(answer[1:])
 
     def leave(self) -> None:
-        """Destroy the group, if there is one, also one that was being formed when a rank failed."""
+        """Destroy the group if there is one, even if it was being formed when a rank failed."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
 
@@ -135,114 +149,153 @@ class Group:
                 dist.destroy_process_group()
             finally:
                 self._ours = False
-        c10d._world.group_count = (
-            0  # names of groups are made of it, and must be the same on all ranks
-        )
+        # Names of groups contain this number, and must be the same on all ranks.
+        c10d._world.group_count = 0
         self._connections.forget()
 
     def free(self) -> int:
-        """Let the main thread out of a collective; called on another thread. The number of things shut down."""
-        aborted = self._aborts.begin()  # first: it must begin while all communicators are whole
+        """Free the main thread from a collective. Called on another thread.
+
+        Returns:
+            The number of communicators and connections that were shut down.
+        """
+        # First, because it must start while all communicators are intact.
+        aborted = self._aborts.begin()
         return aborted + self._connections.shut_down()
 
     def reform(self, info: InstanceInfo) -> list[str]:
-        """New groups with all ranks; models go on with them. Returns what the user must know, in sentences."""
+        """Form new groups with all ranks, and carry models over to them.
+
+        Returns:
+            A sentence for each thing that the user must know.
+        """
         import torch.distributed as dist
 
-        self.free()  # asynchronous work may be pending without anybody waiting for it
+        # Asynchronous work may be pending that nobody waits for.
+        self.free()
         self._aborts.wait()
-        # after an attempt that failed, what variables hold is still of the time before it
+        # After an attempt that failed, variables still hold the groups from before it.
         self._before = list(
-            {one.key: one for one in (*membership.existing(), *self._before)}.values()
+            {
+                subgroup.key: subgroup for subgroup in (*membership.existing(), *self._before)
+            }.values()
         )
         self._defaults += [dist.group.WORLD]
         self.leave()
-        gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
+        # Errors hold frames, and frames hold the old groups with their connections and threads.
+        gc.collect()
         unblock.empty_cache()
         self.form(info)
         formed = membership.form_again(self._before, alive=True, timeout=self.timeout)
-        gone = [*(one.group for one in self._before), *filter(None, self._defaults)]
-        carryover.rebind(dist.group.WORLD, gone, formed.made)
+        old_groups = [*(subgroup.group for subgroup in self._before), *filter(None, self._defaults)]
+        carryover.rebind(dist.group.WORLD, old_groups, formed.made)
         carryover.reset_steps(waits=False)
         resized = info.world_size if info.world_size != self._size else None
         self._size, self._before, self._defaults = info.world_size, [], []
         return self._carry_models(formed.alive, resized)
 
     def settle(self) -> list[str]:
-        """A cell has failed, and the groups are whole: begin the next step of models as after a whole one, on each rank alike."""
+        """Clean up after a cell that failed while the groups stayed intact.
+
+        The next step of models starts clean, on all ranks.
+        """
         with rendezvous.waiting():
             carryover.reset_steps(waits=True)
         return self._carry_models(range(self._size), None)
 
     def _carry_models(self, alive: Collection[int], resized: int | None) -> list[str]:
-        """Let models go on; what cannot, once for each, and whose parameters differ between ranks. See `sharded.lost`."""
+        """Carry models over to the current groups.
+
+        Returns:
+            Notes about what was lost, once for each, and about parameters that differ between
+                ranks. See `carryover.lost_shards`.
+        """
         variables = carryover.variables()
         lost = [
-            *self._carry_wrappers(), *carryover.lost_groups(variables), *carryover.lost_shards(variables, alive, resized),
-        ]  # fmt: skip
+            *self._carry_wrappers(),
+            *carryover.lost_groups(variables),
+            *carryover.lost_shards(variables, alive, resized),
+        ]
         notes = {note: (note, id(variables.get(note.partition(":")[0]))) for note in lost}
         fresh = [note for note, key in notes.items() if key not in self._reported]
         self._reported.update(notes.values())
         return [*fresh, *carryover.differing(list(self._on_default))]
 
     def _carry_wrappers(self) -> list[str]:
-        """Give DDP wrappers new reducers, on the groups that are there now."""
+        """Give DDP wrappers new reducers on the current groups."""
         import torch.distributed as dist
 
-        kept, lost = list(self._on_default), []
-        for wrapper in kept:
+        carried, lost = list(self._on_default), []
+        for wrapper in carried:
             try:
-                # A new reducer: a wrapper that comes to a replaced rank begins with the buckets that the model's order gives,
-                # and gradients meet in the right places only when all ranks begin so.
+                # A wrapper that is sent to a replaced rank starts with buckets in the model's
+                # order. Gradients only match if all ranks start like that, so each gets a new
+                # reducer.
                 wrapper.process_group = dist.group.WORLD
                 state = wrapper.__getstate__()
-                # A reducer owns gradient buckets as large as the model. The old one goes first: with both at
-                # once, a model that fills half of its GPU runs out of memory here.
+                # A reducer owns gradient buckets as large as the model. The old one goes first:
+                # with both at once, a model that fills half of its GPU runs out of memory here.
                 wrapper.reducer = wrapper.logger = None
                 unblock.empty_cache()
                 wrapper.__setstate__(state)
             except Exception as problem:
                 lost.append(
-                    f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
+                    f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again "
+                    f"({problem})"
                 )
-        for wrapper in [one for one in self._wrappers if one not in self._on_default]:
-            with contextlib.suppress(Exception):  # its group is gone
+        for wrapper in [wrapper for wrapper in self._wrappers if wrapper not in self._on_default]:
+            # An error means that the wrapper's group was destroyed.
+            with contextlib.suppress(Exception):
                 dist.get_process_group_ranks(wrapper.process_group)
                 wrapper._update_process_group(wrapper.process_group)
-                kept.append(wrapper)
-        gone = [carryover.name_of(one) for one in list(self._wrappers) if one not in kept]
-        return [*lost, *(f"{name}: its process group is gone; wrap it again" for name in gone)]
+                carried.append(wrapper)
+        lost_names = [
+            carryover.name_of(wrapper) for wrapper in list(self._wrappers) if wrapper not in carried
+        ]
+        return [
+            *lost,
+            *(f"{name}: its process group is gone; wrap it again" for name in lost_names),
+        ]
 
-    # -- what the kernel asks ----------------------------------------------------------------------------------------
+    # -- queries of the kernel ---------------------------------------------------------------------
 
     def is_formed(self) -> bool:
-        """Whether this process has a default group (the user may have destroyed it)."""
-        # not an import, which would begin anew where a cell has emptied sys.modules
+        """Return True if this process has a default group. The user may have destroyed it."""
+        # Do not import it: that would start afresh if a cell has emptied sys.modules.
         dist = sys.modules.get("torch.distributed")
         return dist is None or bool(dist.is_initialized())
 
     def collectives(self) -> int | None:
-        """How many collectives this rank has begun on the default group; None without one. Safe on any thread."""
+        """Return how many collectives this rank has started on the default group, or None.
+
+        Safe on any thread.
+        """
         dist = sys.modules.get("torch.distributed")
         try:
             return begun(dist.group.WORLD) if dist is not None and dist.is_initialized() else None
-        except Exception:  # a backend that does not count, or a cell has replaced torch's functions
+        except Exception:
+            # The backend does not count, or a cell has replaced torch's functions.
             return None
 
     def sequence(self) -> dict[str, int]:
-        """By group, how many collectives this rank has begun, under a key that all members share; and how many groups were made."""
+        """Return how many collectives this rank has started on each group.
+
+        The keys are the same on all members of a group. The key ``groups`` has the number of groups
+        created.
+        """
         from torch.distributed import distributed_c10d as c10d
 
         counts = {"groups": c10d._world.group_count}
         for group, ranks in c10d._world.pg_group_ranks.items():
-            with contextlib.suppress(Exception):  # a backend that does not count
+            # An error means that the backend does not count.
+            with contextlib.suppress(Exception):
                 key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
                 counts[key] = begun(group)
         return counts
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """Inside, connections of every group are known, also of groups that the user makes, and so is every DDP wrapper."""
+        """Track all DDP wrappers and the connections of all groups, the user's groups too."""
         import torch
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
@@ -253,7 +306,10 @@ class Group:
         rank_pid, patches = os.getpid(), Patches()
 
         def of_other_process() -> bool:
-            """Whether a cell has forked this process: torch's own functions act from here on, and the rank's groups are not its own."""
+            """Return True if a cell has forked this process.
+
+            From then on torch's own functions are used, and the rank's groups are abandoned.
+            """
             if os.getpid() == rank_pid:
                 return False
             patches.close()
@@ -267,12 +323,14 @@ class Group:
                 return
             if not self._ours and dist.is_initialized():
                 print(
-                    f"skymagic has formed the process group already ({dist.get_backend()}, {dist.get_world_size()} ranks); "
-                    "this call of init_process_group changes nothing",
+                    f"skymagic has formed the process group already ({dist.get_backend()}, "
+                    f"{dist.get_world_size()} ranks); this call of init_process_group changes "
+                    "nothing",
                     file=sys.stderr,
                 )
                 return
-            # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
+            # torch prefixes its keys in the store with this number, so that a second group on one
+            # store does not read those of the first.
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(
                 int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")) + 1
             )
@@ -283,18 +341,20 @@ class Group:
             if of_other_process():
                 destroy(group)
                 return
-            # In gloo, destroying a group while a DDP model is alive is a race in which a process that lives on may hang: the
-            # programs that do so at their end are scripts, whose process ends. The group goes when it is formed anew, or with the rank.
+            # In gloo, destroying a group while a DDP model exists is a race in which a process that
+            # lives on may hang. Programs that do so at their end are scripts, whose process ends.
+            # Here the group is destroyed when it is formed again, or with the rank.
             if not self._ours and dist.is_initialized() and group in (None, dist.group.WORLD):
                 print(
-                    "skymagic keeps the process group for the next cell; this call of destroy_process_group changes nothing",
+                    "skymagic keeps the process group for the next cell; this call of "
+                    "destroy_process_group changes nothing",
                     file=sys.stderr,
                 )
                 return
             if any(wrapper.process_group is group for wrapper in self._wrappers):
                 print(
-                    "a DistributedDataParallel model uses this process group, and gloo may hang when it goes first: the group stays; "
-                    "delete the model before to destroy it",
+                    "a DistributedDataParallel model uses this process group, and gloo may hang "
+                    "when it goes first: the group stays; delete the model before to destroy it",
                     file=sys.stderr,
                 )
                 return
@@ -303,15 +363,15 @@ class Group:
         @wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", args[3] if len(args) > 3 else "")
-            if str(backend).lower() == "nccl":  # its connections are closed by its abort alone
+            # Only an abort closes NCCL's connections.
+            if str(backend).lower() == "nccl":
                 return helper(*args, **kwargs)
             with self._connections.recorded():
                 return helper(*args, **kwargs)
 
         @wraps(wrap)
-        def ddp_init(
-            wrapper: Any, /, *args: Any, **kwargs: Any
-        ) -> None:  # DDP(module=…) is an argument of its own
+        # positional-only, because DDP(module=…) is an argument of torch's own
+        def ddp_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
             if count := torch.cuda.device_count():
                 args, kwargs = carryover.with_existing_devices(args, kwargs, count)
             wrap(wrapper, *args, **kwargs)
@@ -320,9 +380,8 @@ class Group:
                 self._on_default.add(wrapper)
 
         @wraps(rebuild)
-        def ddp_setstate(
-            wrapper: Any, state: dict[str, Any]
-        ) -> None:  # a copy, or one that comes from another rank
+        def ddp_setstate(wrapper: Any, state: dict[str, Any]) -> None:
+            # The wrapper is a copy, or comes from another rank.
             rebuild(wrapper, carryover.on_own_device(state))
             carryover.complete(wrapper)
             self._wrappers.add(wrapper)
@@ -340,13 +399,14 @@ class Group:
 
 
 _inherited: list[Any] = []
-"""What `abandon_inherited` keeps allocated."""
+"""Objects that `abandon_inherited` keeps allocated."""
 
 
 def abandon_inherited() -> None:
-    """In a process that a rank has forked: be in no group, and take part with nobody. Called once or often.
+    """Leave all groups in a process forked from a rank. Safe to call repeatedly.
 
-    The rank's groups stay allocated: freeing one waits for its threads, which a forked process does not have.
+    The process takes part in no run. The rank's groups stay allocated, because freeing one waits
+    for its threads, which a forked process does not have.
     """
     from torch.distributed import distributed_c10d as c10d
 
@@ -354,8 +414,14 @@ def abandon_inherited() -> None:
         return
     world = c10d._world
     tables = (
-        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
-    )  # fmt: skip
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.tags_to_pg,
+        world.pg_to_tag,
+    )
+    # Never left: this process takes part in no run for the rest of its life.
     everyone = taking_part(None)
     everyone.__enter__()
     _inherited.extend([world.default_pg, everyone, *map(dict.copy, tables)])
@@ -367,7 +433,10 @@ def abandon_inherited() -> None:
 
 
 def open_store(info: InstanceInfo) -> tuple[Any, str]:
-    """(the store through which ranks meet, a secret of those that meet): rank 0 serves it on the cluster's address, at a free port."""
+    """Return the store through which ranks meet, and a secret that they share.
+
+    Rank 0 serves the store on the cluster's address, at a free port.
+    """
     import torch.distributed as dist
 
     size = info.world_size
@@ -393,10 +462,14 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
 
 
 def begun(group: Any) -> int:
-    """How many collectives this rank has begun on a group, on all legs of a composite backend: the group itself counts one leg alone."""
+    """Return how many collectives this rank has started on all backends of a group.
+
+    The group itself counts only one backend of a composite one.
+    """
     legs: list[Any] = []
     for device in group._device_types:
         leg = group._get_backend(device)
+        # A backend that serves several devices counts once.
         if not any(leg is other for other in legs):
             legs.append(leg)
     return sum(int(leg._get_sequence_number_for_group()) for leg in legs)

@@ -1,6 +1,6 @@
-"""A collective that waits for ranks that do not take part in the run would wait for ever: it is refused, in words.
+"""Refuse collectives that would wait forever for ranks that do not take part in the run.
 
-Where all ranks take part, what is added to a collective is one comparison.
+If all ranks take part, this adds one comparison to a collective.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLLECTIVES = [
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Inside, torch's collectives and DDP wrappers look at who takes part."""
+    """Check participants in torch's collectives and DDP wrappers inside the context."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -49,7 +49,8 @@ def installed() -> Iterator[None]:
     with Patches() as patches:
         for name in COLLECTIVES:
             plain = getattr(c10d, name, None)
-            if plain is None:  # of another version of torch
+            # Another version of torch has it.
+            if plain is None:
                 continue
             guarded = guarded_collective(plain)
             for module in (c10d, dist):
@@ -59,7 +60,8 @@ def installed() -> Iterator[None]:
         for module in (c10d, dist):
             patches.put(module, "new_group", new_group)
         patches.put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
-        if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
+        # Called by forward, and hidden from torch.compile.
+        if hasattr(DDP, "_pre_forward"):
             patches.put(
                 DDP,
                 "_pre_forward",
@@ -69,58 +71,66 @@ def installed() -> Iterator[None]:
 
 
 def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Callable[..., Any]:
-    """The collective, refused where its group has ranks that do not take part.
+    """Wrap a collective so that it raises if its group has ranks that do not take part.
 
     Args:
-        unless: a parameter that, when it is true, lets those that call do without the others.
+        collective: the function of torch.
+        unless: name of a parameter that, if true, lets the callers proceed without the others.
     """
     signature = inspect.signature(collective)
 
     @wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # IPython leaves this frame out
+        # IPython hides this frame in tracebacks.
+        __tracebackhide__ = True
         if not info.everyone():
-            given = signature.bind_partial(*args, **kwargs).arguments
-            if not given.get(unless):
-                check(given.get("group"), f"dist.{collective.__name__}")
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+            if not arguments.get(unless):
+                check(arguments.get("group"), f"dist.{collective.__name__}")
         return collective(*args, **kwargs)
 
     return guarded
 
 
 def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A method of a DDP wrapper, refused where the wrapper's group has ranks that do not take part."""
+    """Wrap a method of DDP so that it raises if its group has ranks that do not take part."""
     signature = inspect.signature(method)
 
     @wraps(method)
-    def guarded(
-        wrapper: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:  # DDP(module=…) is an argument of its own
+    # positional-only, because DDP(module=…) is an argument of the wrapped method
+    def guarded(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if not info.everyone():
-            given = signature.bind_partial(wrapper, *args, **kwargs).arguments
-            check(wrapper.__dict__.get("process_group", given.get("process_group")), what)
+            arguments = signature.bind_partial(wrapper, *args, **kwargs).arguments
+            check(wrapper.__dict__.get("process_group", arguments.get("process_group")), what)
         return method(wrapper, *args, **kwargs)
 
     return guarded
 
 
 def check(group: Any, what: str) -> None:
-    """Raises RuntimeError where `group` (the default group for None) has ranks that do not take part."""
+    """Raise RuntimeError if a group has ranks that do not take part in the run.
+
+    None stands for the default group.
+    """
     import torch.distributed as dist
 
     default = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
         group = default
-    if not isinstance(group, dist.ProcessGroup):  # not a member: torch has its own words
+    # This rank is not a member, and torch has its own message for that.
+    if not isinstance(group, dist.ProcessGroup):
         return
-    ranks, here = dist.get_process_group_ranks(group), info.participants()
-    absent = sorted(set(ranks) - set(here))
+    ranks, participants = dist.get_process_group_ranks(group), info.participants()
+    absent = sorted(set(ranks) - set(participants))
     if not absent:
         return
-    all_of_them, these = (rank_words(some).replace("–", " to ") for some in (ranks, here))
+    member_words, participant_words = (
+        rank_words(numbers).replace("–", " to ") for numbers in (ranks, participants)
+    )
     raise RuntimeError(
-        f"{what} waits for {all_of_them}, and only {these} {'takes' if len(here) == 1 else 'take'} part in this "
-        "run: run it on all of them (f() @ pool, or a cell without --targets), or use a group of those that take part: "
-        f"dist.new_group({list(here)}, use_local_synchronization=True)"
+        f"{what} waits for {member_words}, and only {participant_words} "
+        f"{'takes' if len(participants) == 1 else 'take'} part in this run: run it on all of them "
+        "(f() @ pool, or a cell without --targets), or use a group of those that take part: "
+        f"dist.new_group({list(participants)}, use_local_synchronization=True)"
     )

@@ -1,7 +1,8 @@
-"""What programs look for that a launcher would have started: torchrun's variables, accelerate's CPU flag, Lightning's devices and nodes.
+"""Imitate launchers: torchrun's variables, accelerate's CPU flag, Lightning's devices and nodes.
 
-Lightning takes a rank for one of torchrun's workers by these variables, and then starts no processes of its own. What torchrun
-leaves to the program, ``Trainer(devices=…, num_nodes=…)``, the pool knows.
+Because of these variables, Lightning takes a rank for a worker of torchrun and does not start its
+own processes. torchrun leaves ``Trainer(devices=…, num_nodes=…)`` to the program. Here, the pool
+provides them.
 """
 
 from __future__ import annotations
@@ -26,67 +27,84 @@ CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
     "lightning_fabric.connector": "_Connector",
 }
-"""Lightning's modules → the class in which ``Trainer`` or ``Fabric`` chooses devices, nodes and strategy."""
+"""Lightning's classes that choose devices, nodes and strategy, by module.
+
+They serve ``Trainer`` and ``Fabric``.
+"""
 CALLBACKS = (
     "lightning.pytorch.trainer.connectors.callback_connector",
     "pytorch_lightning.trainer.connectors.callback_connector",
 )
-"""Where ``Trainer`` chooses its progress bar."""
+"""Modules where ``Trainer`` chooses its progress bar."""
 INTERACTIVE = ("lightning.fabric.utilities.imports", "lightning_fabric.utilities.imports")
-"""Where Lightning looks for sys.ps1, which IPython sets on a rank as well."""
+"""Modules where Lightning looks for sys.ps1, which IPython sets on a rank as well."""
 AUTO = "auto"
 LAUNCHING_STRATEGY = re.compile(
     r"ddp_(?:notebook|spawn|fork|forkserver)(?P<suffix>_find_unused_parameters_\w+)?"
 )
-"""Names of Lightning's strategies that start processes of their own."""
+"""Matches names of Lightning's strategies that start their own processes."""
 LAUNCHING_METHODS = ("spawn", "fork", "forkserver")
-"""The start methods of such strategies; that of plain DDP is ``popen``, which starts none on a rank."""
+"""Start methods of such strategies. Plain DDP uses ``popen``, which starts no processes on a rank.
+"""
 
 
 _served_port = ""
-"""Where the store is that the pool serves now."""
+"""Port of the store that the pool serves now."""
 
 
 def enter(info: InstanceInfo, port: int) -> None:
-    """Put into the environment what torchrun tells its workers of the launch, for a rank whose store is at `port`; who is who
-    stands there already."""
+    """Set the environment variables of torchrun's workers that describe the launch.
+
+    Those that identify the rank are set already.
+
+    Args:
+        info: the rank.
+        port: port of the rank's store.
+    """
     global _served_port
     _served_port = str(port)
     os.environ |= {
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": info.job_id,
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # env:// rendezvous by the user's own code joins this store instead of binding its port again
+        # With env:// rendezvous, the user's own code joins this store instead of binding its port
+        # again.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 
-@functools.cache  # once in a process: what wraps would be wrapped again
+@functools.cache  # once per process: otherwise the wrappers would be wrapped again
 def adapt_libraries() -> None:
-    """Let programs of torch, accelerate and Lightning train on the pool as they are written; each library when a cell imports it."""
+    """Let programs for torch, accelerate and Lightning train on the pool without changes.
+
+    Each library is adapted when a cell imports it.
+    """
     when_imported("torch.distributed.rendezvous", _stores)
     when_imported("accelerate.state", _partial_state)
     for module, name in CONNECTORS.items():
         when_imported(module, functools.partial(_connector, name=name))
-    for module in (
-        INTERACTIVE
-    ):  # a rank starts no processes, which is what Lightning cannot do from a notebook
+    # Lightning cannot start processes in a notebook, but a rank does not have to start any.
+    for module in INTERACTIVE:
         when_imported(module, lambda found: setattr(found, "_IS_INTERACTIVE", False))
-    # tqdm's bar, not rich's, which moves a terminal's cursor: a cell would show each step below the last
+    # Use tqdm's bar. rich's bar moves a terminal's cursor, so a cell would show each step on a new
+    # line.
     for module in CALLBACKS:
         when_imported(module, lambda found: setattr(found, "_RICH_AVAILABLE", False))
 
 
 def _stores(module: types.ModuleType) -> None:
-    """A store at another port than the pool's is served by rank 0: ``init_rpc(init_method="tcp://…")``, or MASTER_PORT as a program sets it.
+    """Let rank 0 serve a store at another port than the pool's.
 
-    Where torchrun's agent serves a store, torch takes each address for that store, and all ranks wait for somebody to serve it.
+    Programs create one with ``init_rpc(init_method="tcp://…")`` or by setting MASTER_PORT. If
+    torchrun's agent serves a store, torch takes each address for that store, and all ranks wait for
+    another process to serve it.
     """
     create, of_agent = module._create_c10d_store, module._torchelastic_use_agent_store
 
     @wraps(create)
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         if str(port) != _served_port:
+            # Without an agent's store, torch lets rank 0 serve one at this port.
             module._torchelastic_use_agent_store = lambda: False  # type: ignore[attr-defined]
         try:
             return create(hostname, port, *args, **kwargs)
@@ -97,7 +115,10 @@ def _stores(module: types.ModuleType) -> None:
 
 
 def _partial_state(module: types.ModuleType) -> None:
-    """``PartialState()`` heeds ACCELERATE_USE_CPU as ``Accelerator()`` does; made first, it would leave a group on CPUs alone for both."""
+    """Let ``PartialState()`` obey ACCELERATE_USE_CPU as ``Accelerator()`` does.
+
+    If it is created first, both would otherwise ignore a CPU-only group.
+    """
     make = module.PartialState.__init__
 
     @wraps(make)
@@ -117,32 +138,36 @@ def _connector(module: types.ModuleType, name: str) -> None:
 
 
 def placed(choose: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of Lightning's connector, with the pool's devices and nodes where the program names none."""
+    """Wrap the constructor of Lightning's connector to supply the pool's devices and nodes.
+
+    Values that the program sets are kept.
+    """
     signature = inspect.signature(choose)
 
     @wraps(choose)
     def init(connector: Any, /, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(connector, *args, **kwargs)
-        given.apply_defaults()
-        asked = given.arguments
-        info, together = runtime.instance_info(), runtime.everyone()
-        asked["strategy"] = without_launcher(asked["strategy"], info, together)
-        asked.update(
+        bound = signature.bind(connector, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        info, is_full_run = runtime.instance_info(), runtime.everyone()
+        arguments["strategy"] = without_launcher(arguments["strategy"], info, is_full_run)
+        arguments.update(
             place(
-                asked["devices"],
-                asked["num_nodes"],
-                asked["strategy"],
+                arguments["devices"],
+                arguments["num_nodes"],
+                arguments["strategy"],
                 info,
-                together,
+                is_full_run,
                 devices_of_rank.number(),
             )
         )
-        choose(*given.args, **given.kwargs)
-        alone = type(connector.strategy).__name__ == "SingleDeviceStrategy"
-        if together and info.rank == 0 < info.world_size - 1 and alone:
+        choose(*bound.args, **bound.kwargs)
+        is_single_device = type(connector.strategy).__name__ == "SingleDeviceStrategy"
+        if is_full_run and info.rank == 0 < info.world_size - 1 and is_single_device:
             print(
-                f"Lightning trains on each rank alone with devices={asked['devices']!r}, num_nodes={asked['num_nodes']}: "
-                f"leave both out to train one model on all {info.world_size} ranks",
+                f"Lightning trains on each rank alone with devices={arguments['devices']!r}, "
+                f"num_nodes={arguments['num_nodes']}: leave both out to train one model on all "
+                f"{info.world_size} ranks",
                 file=sys.stderr,
             )
 
@@ -150,9 +175,10 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
-    """Return the strategy that trains on the pool's ranks in the place of one that would start processes on each of them.
+    """Replace a strategy that would start processes by one that trains on the pool's ranks.
 
-    Such processes would be forked from a rank with threads and a process group, and wait for each other for ever.
+    Such processes would be forked from a rank that has threads and a process group, and wait for
+    each other forever.
     """
     if isinstance(strategy, str):
         match = LAUNCHING_STRATEGY.fullmatch(strategy)
@@ -167,8 +193,8 @@ def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
         strategy._start_method = "popen"
     if info.rank == 0:
         print(
-            f"Lightning's {name} would start processes on each rank, which are the processes already: "
-            f"{'ddp trains' if together else 'it trains'} on the pool's ranks instead",
+            f"Lightning's {name} would start processes on each rank, which are the processes "
+            f"already: {'ddp trains' if together else 'it trains'} on the pool's ranks instead",
             file=sys.stderr,
         )
     return plain
@@ -177,32 +203,37 @@ def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
 def place(
     devices: Any, num_nodes: int, strategy: Any, info: InstanceInfo, together: bool, gpu: int | None
 ) -> dict[str, Any]:
-    """What a rank passes to Lightning in the place of what the program left open.
+    """Return the arguments for Lightning that the program left open.
 
     Args:
-        devices, num_nodes, strategy: as the program gives them; ``"auto"``, 1 and ``"auto"`` are Lightning's defaults.
-        info: the rank's place.
-        together: whether all ranks take part in the run; a rank of a run of some trains by itself.
-        gpu: the rank's GPU, None without.
+        devices: the program's value; ``"auto"`` is Lightning's default.
+        num_nodes: the program's value; 1 is Lightning's default.
+        strategy: the program's value; ``"auto"`` is Lightning's default.
+        info: the rank.
+        together: whether all ranks take part in the run. In a run on some ranks, each trains by
+            itself.
+        gpu: the rank's GPU, or None.
     """
-    named = not (isinstance(devices, str) and devices == AUTO)
+    has_devices = not (isinstance(devices, str) and devices == AUTO)
     if not together or info.world_size == 1:
-        return {} if named else {"devices": 1 if gpu is None else [gpu]}
-    chosen: dict[str, Any] = {} if named else {"devices": _on_node(info, gpu)}
-    parallel = not (isinstance(strategy, str) and strategy == AUTO)
-    if num_nodes == 1 and (
-        parallel or not named
-    ):  # a strategy of several ranks on one node alone cannot be meant
-        chosen["num_nodes"] = info.total_nodes
-    return chosen
+        return {} if has_devices else {"devices": 1 if gpu is None else [gpu]}
+    arguments: dict[str, Any] = {} if has_devices else {"devices": _on_node(info, gpu)}
+    has_strategy = not (isinstance(strategy, str) and strategy == AUTO)
+    # A strategy for several ranks on a single node cannot be intended.
+    if num_nodes == 1 and (has_strategy or not has_devices):
+        arguments["num_nodes"] = info.total_nodes
+    return arguments
 
 
 def _on_node(info: InstanceInfo, gpu: int | None) -> int | list[int]:
-    """Lightning takes the entry at LOCAL_RANK for a rank's device: that must be the one that the rank has."""
-    places = range(info.local_world_size)
-    first = [place * info.accelerators // info.local_world_size for place in places]
+    """Return the devices for a node.
+
+    Lightning takes the entry at LOCAL_RANK, which must be the rank's GPU.
+    """
+    local_ranks = range(info.local_world_size)
+    gpus = [local_rank * info.accelerators // info.local_world_size for local_rank in local_ranks]
     return (
-        first
-        if gpu is not None and first != [*places] and len({*first}) == len(first)
+        gpus
+        if gpu is not None and gpus != [*local_ranks] and len({*gpus}) == len(gpus)
         else info.local_world_size
     )

@@ -1,8 +1,11 @@
-"""Who is in a process group, and what its members tell each other before user code uses it: tensors, never pickles.
+"""Verify the members of a process group before user code uses it, and form subgroups again.
 
-torch's store knows no secret: whoever reaches its port can register as a rank. The ranks of a pool have one, from the control channel, and
-each shows that it knows it before anything is sent through a new group. Groups beside the default one are made again, under their names,
-by members that all live: a `DeviceMesh`, and what is sharded over one, finds its groups by their names.
+Members exchange tensors, never pickles. torch's store has no password: any process that reaches its
+port can register as a rank. The ranks of a pool share a secret from the control channel, and each
+proves that it knows it before anything is sent through a new group.
+
+Groups other than the default one are formed again, under their names, if all their members are
+alive. A `DeviceMesh`, and what is sharded over one, finds its groups by name.
 """
 
 from __future__ import annotations
@@ -22,27 +25,38 @@ PROOF_BYTES = 32
 
 
 def verify(secret: str, rank: int) -> None:
-    """Compare what each member of the default group sends with what a rank of this pool must send.
+    """Verify the proof of each member of the default group.
+
+    It must be the one that a rank of this pool sends.
 
     Args:
-        secret: known to the ranks of this pool, new for each group.
-        rank: of this process.
+        secret: secret of the pool's ranks, new for each group.
+        rank: rank of this process.
 
     Raises:
-        RuntimeError: names the ranks in whose place somebody else has joined.
+        RuntimeError: other processes have joined in place of ranks. Names the ranks.
     """
     proofs = gathered(_proof(secret, rank), "uint8")
     strangers = [number for number, proof in enumerate(proofs) if proof != _proof(secret, number)]
     if strangers:
         raise RuntimeError(
-            f"the process group has an unknown process in place of rank {', '.join(map(str, strangers))}: it joined "
-            "through torch's store, which has no password; the group is not used. Try %sky_restart, and check who else uses this machine"
+            "the process group has an unknown process in place of rank "
+            f"{', '.join(map(str, strangers))}: it joined through torch's store, which has no "
+            "password; the group is not used. Try %sky_restart, and check who else uses this "
+            "machine"
         )
 
 
 def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
-    """What each rank of the default group tells: name → value, both as digests. Each rank takes part, also with no pairs."""
+    """Exchange name-value pairs among all ranks of the default group.
+
+    All ranks must call it, even without pairs.
+
+    Returns:
+        The pairs of each rank, in rank order. Names and values are digests.
+    """
     numbers = [number for name, value in pairs for number in (digest(name), digest(value))]
+    # All rows must have equal length. Digests are not negative, so -1 marks the padding.
     rows = gathered(numbers + [-1] * (2 * highest(len(pairs)) - len(numbers)))
     return [
         {name: value for name, value in zip(row[::2], row[1::2], strict=True) if name >= 0}
@@ -51,32 +65,38 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
 
 
 def gathered(row: list[int], dtype: str = "int64") -> list[list[int]]:
-    """All ranks' rows of numbers of this type, by rank; they are equally long, and each rank takes part."""
+    """Gather a row of numbers of this type from each rank, in rank order.
+
+    The rows have equal length, and all ranks must call it.
+    """
     import torch
     import torch.distributed as dist
 
     all_gather, _ = _collectives()
-    mine = torch.tensor(row, dtype=getattr(torch, dtype), device=device_of_collectives())
-    received = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    own = torch.tensor(row, dtype=getattr(torch, dtype), device=device_of_collectives())
+    received = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     if row:
-        all_gather(received, mine)
-    return [each.tolist() for each in received]
+        all_gather(received, own)
+    return [tensor.tolist() for tensor in received]
 
 
 def highest(value: int) -> int:
-    """The highest of all ranks' values; each rank takes part."""
+    """Return the highest value of all ranks, which must all call it."""
     import torch
     import torch.distributed as dist
 
     _, all_reduce = _collectives()
-    found = torch.tensor([value], device=device_of_collectives())
-    all_reduce(found, dist.ReduceOp.MAX)
-    return int(found.item())
+    maximum = torch.tensor([value], device=device_of_collectives())
+    all_reduce(maximum, dist.ReduceOp.MAX)
+    return int(maximum.item())
 
 
 @cache
 def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """torch's all_gather and all_reduce as they were at the rank's start: a cell may put others in their place."""
+    """Return torch's all_gather and all_reduce as they were when the rank started.
+
+    A cell may replace them.
+    """
     import torch.distributed as dist
 
     return _waiting(dist.all_gather), _waiting(dist.all_reduce)
@@ -91,7 +111,8 @@ def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def digest(text: str) -> int:
-    """63 bits that stand for a text, the same in every process."""
+    """Return a digest of a text that is the same in every process."""
+    # 63 bits are never negative as an int64, the type in which ranks exchange digests.
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -102,9 +123,11 @@ def _proof(secret: str, rank: int) -> list[int]:
 
 
 def device_of_collectives() -> Any:
-    """Where the tensors of the default group's collectives lie: always somewhere, or a stranger would pass without a proof.
+    """Return the device for tensors of the default group's collectives.
 
-    ``get_backend()`` answers ``"cpu:gloo,cuda:nccl"``, or ``"undefined"``; what serves which device is in the configuration.
+    There must always be one, or a stranger would pass without a proof. ``get_backend()`` returns
+    ``"cpu:gloo,cuda:nccl"`` or ``"undefined"``, so the backend of each device is taken from the
+    configuration.
     """
     import torch
     import torch.distributed as dist
@@ -113,12 +136,12 @@ def device_of_collectives() -> Any:
 
 
 LIVES = "holds what it had"
-"""What ranks tell each other that were not started anew."""
+"""Message of ranks that were not restarted."""
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """A group of which this rank is a member."""
+    """A group that this rank is a member of."""
 
     group: Any
     name: str
@@ -128,22 +151,22 @@ class Subgroup:
 
     @property
     def key(self) -> str:
-        """A text that is equal on all members, and no other group's."""
+        """Text that is equal on all members and differs from other groups'."""
         return f"{self.name} {self.ranks} {self.backend}"
 
 
 @dataclass(frozen=True)
 class Formed:
-    """What has become of groups when the default one was formed anew."""
+    """Groups after the default one was formed again."""
 
     made: dict[int, Any]
-    """By the ``id`` of the group that is gone: the one in its place."""
+    """Replacement of each destroyed group, by its ``id``."""
     alive: frozenset[int]
-    """Ranks that were not started anew."""
+    """Ranks that were not restarted."""
 
 
 def existing() -> list[Subgroup]:
-    """The groups of this rank but for the default one."""
+    """Return the groups of this rank other than the default one."""
     from torch.distributed import distributed_c10d as c10d
 
     world = c10d._world
@@ -163,29 +186,33 @@ def existing() -> list[Subgroup]:
 def form_again(
     before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None
 ) -> Formed:
-    """Make groups again that the default group's end has taken along; each rank takes part, also one without any.
+    """Form the groups again that were destroyed together with the default group.
+
+    All ranks must call it, even without any group.
 
     Args:
-        alive: whether this rank holds what it had, and was not started anew.
-        timeout: of their collectives; None for torch's.
+        before: this rank's groups before.
+        alive: whether this rank was not restarted and still holds its values.
+        timeout: timeout of their collectives; None for torch's default.
     """
     from torch.distributed import distributed_c10d as c10d
 
-    told = tell_all([(LIVES, ""), *((one.key, "") for one in before)] if alive else [])
-    living = frozenset(rank for rank, table in enumerate(told) if digest(LIVES) in table)
-    # a default group's number of groups made so far names the next one, and must be the same on all ranks
+    tables = tell_all([(LIVES, ""), *((subgroup.key, "") for subgroup in before)] if alive else [])
+    living = frozenset(rank for rank, table in enumerate(tables) if digest(LIVES) in table)
+    # The number of groups created in a default group names the next one, and must be the same on
+    # all ranks.
     count = highest(
         max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())])
     )
-    made = {}
-    # in one order on all ranks, for its members wait for each other
-    for one in sorted(before, key=lambda one: one.key):
-        key = digest(one.key)
-        if all(rank in living and key in told[rank] for rank in one.ranks):
-            with contextlib.suppress(Exception):  # it is named as lost
-                made[id(one.group)] = _make(one, timeout)
+    replacements = {}
+    # All ranks use the same order, because the members of a group wait for each other.
+    for subgroup in sorted(before, key=lambda one: one.key):
+        key = digest(subgroup.key)
+        if all(rank in living and key in tables[rank] for rank in subgroup.ranks):
+            with contextlib.suppress(Exception):  # a failure is reported as a lost group
+                replacements[id(subgroup.group)] = _make(subgroup, timeout)
     c10d._world.group_count = count
-    return Formed(made, living)
+    return Formed(replacements, living)
 
 
 def _make(one: Subgroup, timeout: timedelta | None) -> Any:

@@ -1,4 +1,4 @@
-"""PyTorch: the right wheels, one process group per pool, and DDP wrappers that outlive a failure."""
+"""PyTorch: the right wheels, one process group per pool, and DDP wrappers that survive failures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 PRELOAD = (
     "torch",
     "torch.distributed",
-    "torch.distributed.nn.functional",  # its functions take hold of the group that is there when it is imported
+    # Its functions capture the group that exists when it is imported.
+    "torch.distributed.nn.functional",
     "torch.nn.parallel",
     "torch.utils.data",
     "torch.optim",
 )
 WHEELS = "https://download.pytorch.org/whl/"
 DEFAULT_CUDA = "cu128"
-"""The index that stands for "any CUDA": on other machines uv takes the one that fits the driver."""
+"""Index that stands for "any CUDA". On other machines uv takes the one that fits the driver."""
 
 
 def torch(
@@ -42,21 +43,27 @@ def torch(
     """Install PyTorch and form its process group on every rank before the first cell.
 
     Args:
-        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, another that torch knows, or None for the one that serves all tensors:
-            gloo for those on CPUs; for those on GPUs NCCL, or gloo where ranks share a GPU or have a part of one (MIG).
-        cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu126"``); None for the one that fits each node's
-            driver.
-        version: None for the notebook's, ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint
-            (``">=2.3"``).
-        vision, audio: torchvision and torchaudio, likewise; None leaves one out, ``"latest"`` is what fits the torch that
-            `version` says.
-        timeout: how long a collective may take, as ``"30m"``; None for torch's own 30 minutes (10 with ``backend="nccl"``).
+        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, another one of torch, or None for
+            one that serves all tensors: gloo on CPUs; on GPUs NCCL, or gloo if ranks share a GPU or
+            have a part of one (MIG).
+        cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu126"``); None for the one
+            that fits each node's driver.
+        version: None for the notebook's version, ``"latest"``, a version (``"2.3.0"`` means
+            ``==2.3.0``) or a constraint (``">=2.3"``).
+        vision: the same for torchvision; None omits it, and ``"latest"`` is the one that fits
+            torch's `version`.
+        audio: the same for torchaudio.
+        timeout: maximum duration of a collective, such as ``"30m"``; None for torch's own 30
+            minutes (10 with ``backend="nccl"``).
     """
-    wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
-    asked = {name: text for name, text in wanted.items() if text is not None or name == "torch"}
-    if version is None:  # the newest torchvision would want another torch than the notebook's
-        asked = {name: None if text == "latest" else text for name, text in asked.items()}
-    packages = tuple(name + constraint(text) for name, text in asked.items())
+    versions = {"torch": version, "torchvision": vision, "torchaudio": audio}
+    requested = {
+        name: text for name, text in versions.items() if text is not None or name == "torch"
+    }
+    # The newest torchvision would need another torch than the notebook's.
+    if version is None:
+        requested = {name: None if text == "latest" else text for name, text in requested.items()}
+    packages = tuple(name + constraint(text) for name, text in requested.items())
 
     def transform(image: Image, cluster: Cluster) -> Image:
         index = WHEELS + ((cuda or DEFAULT_CUDA) if cluster.cuda else "cpu")
@@ -71,7 +78,10 @@ def torch(
 
 
 def constraint(text: str | None) -> str:
-    """A version as pip wants it behind a name: nothing for the notebook's, ``==`` before a bare version."""
+    """Return a version as pip wants it after a name.
+
+    It is "" for the notebook's version, and a bare version gets ``==``.
+    """
     if text is None:
         return ""
     if text == "latest":
@@ -80,8 +90,8 @@ def constraint(text: str | None) -> str:
 
 
 def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
-    """The hooks of one rank's process group; its collectives may take `timeout` seconds."""
-    made: list[Group] = []
+    """Return the hooks of one rank's process group. Its collectives may take `timeout` seconds."""
+    groups: list[Group] = []
 
     @contextlib.contextmanager
     def around_app(info: InstanceInfo) -> Iterator[None]:
@@ -100,25 +110,26 @@ def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
         posted = devices.take()
         devices.watch()
         if not posted.gpu and not torch.accelerator.is_available():
-            # without it accelerate, and Trainer with it, leave a group on CPUs alone, and each rank trains for itself
+            # Without this, accelerate, and Trainer through it, ignore a CPU-only group, and each
+            # rank trains separately.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         group = Group(backend, None if timeout is None else timedelta(seconds=timeout), posted)
-        made.append(group)
+        groups.append(group)
         with group.patched():
             group.join(info)
             try:
                 yield
             finally:
-                made.clear()
+                groups.clear()
                 group.leave()
 
     return {
         "around_app": around_app,
-        "collectives": lambda: made[0].collectives() if made else None,
-        "sequence": lambda: made[0].sequence() if made else {},
-        "release": lambda: sum(group.free() for group in made),
-        "rejoin": lambda info: [note for group in made for note in group.reform(info)],
-        "settle": lambda: [note for group in made for note in group.settle()],
-        "joined": lambda: not made or made[0].is_formed(),
+        "collectives": lambda: groups[0].collectives() if groups else None,
+        "sequence": lambda: groups[0].sequence() if groups else {},
+        "release": lambda: sum(group.free() for group in groups),
+        "rejoin": lambda info: [note for group in groups for note in group.reform(info)],
+        "settle": lambda: [note for group in groups for note in group.settle()],
+        "joined": lambda: not groups or groups[0].is_formed(),
     }

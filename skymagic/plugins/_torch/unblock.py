@@ -1,9 +1,11 @@
-"""A rank let out of a collective that will never end, without losing its variables: its connections are shut down, NCCL is aborted.
+"""Free a rank from a collective that never ends, without losing its variables.
 
-SIGINT, ``abort()`` and ``destroy_process_group()`` from another thread free nobody who is blocked in gloo. Shutting down the
-*connected* sockets that the process group opened does (``shutdown(2)``): each blocked call raises at once. A *listening* socket must be
-left alone, for gloo's accept thread would terminate the process. NCCL needs variables with which a rank outlives the errors of others,
-and the abort of all communicators at once.
+Its connections are shut down, and NCCL is aborted. SIGINT, ``abort()`` and
+``destroy_process_group()`` from another thread do not free a thread that is blocked in gloo.
+Shutting down the *connected* sockets that the process group opened (``shutdown(2)``) does: each
+blocked call raises at once. A *listening* socket must be left alone, because gloo's accept thread
+would terminate the process. NCCL needs environment variables that let a rank survive the errors of
+others, and all communicators must be aborted at once.
 """
 
 from __future__ import annotations
@@ -23,27 +25,34 @@ from skymagic.runtime import rendezvous
 
 
 def sockets() -> dict[int, str]:
-    """The sockets this process has open: file descriptor → the kernel's name of the socket (its inode)."""
-    found = {}
+    """Return the open sockets of this process.
+
+    Returns:
+        The kernel's name of each socket (its inode), by file descriptor.
+    """
+    names = {}
     for entry in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{entry}")
             if target.startswith("socket:"):
-                found[int(entry)] = target
-    return found
+                names[int(entry)] = target
+    return names
 
 
 class Connections:
-    """The sockets that process groups have opened, so that they can be shut down later from another thread."""
+    """Sockets that process groups have opened, to be shut down later from another thread."""
 
     def __init__(self) -> None:
         self._open: dict[int, str] = {}
         self._before: list[dict[int, str]] = []
-        """What was open when each recording that goes on began, the outermost first."""
+        """Sockets that were open when each active recording started, outermost first."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Remember the sockets opened inside; they can be shut down while the block goes on, too."""
+        """Remember the sockets that are opened inside the context.
+
+        They can be shut down before the context ends, too.
+        """
         self._before.append(sockets())
         try:
             yield
@@ -54,49 +63,62 @@ class Connections:
         return {fd: name for fd, name in sockets().items() if before.get(fd) != name}
 
     def shut_down(self) -> int:
-        """Shut down those that are still the same and connected; the number of them.
+        """Shut down those sockets that are still the same and connected, and return their number.
 
-        Safe on any thread, and twice: a descriptor that was closed and used again has another inode.
+        Safe on any thread, and twice: a descriptor that was closed and reused has another inode.
         """
         count = 0
-        forming = [
-            self._opened_since(before) for before in self._before[:1]
-        ]  # a group may be forming just now
+        # A group may be forming right now.
+        forming = [self._opened_since(before) for before in self._before[:1]]
         for fd, name in ChainMap(self._open, *forming).copy().items():
             with contextlib.suppress(OSError):
+                # The descriptor was closed and reused.
                 if os.readlink(f"/proc/self/fd/{fd}") != name:
                     continue
                 with socket.socket(fileno=os.dup(fd)) as connection:
-                    connection.getpeername()  # raises for a listening socket, which must be left alone
+                    # raises for a listening socket, which must be left alone
+                    connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
                     count += 1
         return count
 
     def forget(self) -> None:
-        """The groups are gone."""
+        """Forget all sockets, because their groups were destroyed."""
         self._open.clear()
 
 
 VARIABLES = {
-    # or the watchdog ends healthy ranks by SIGABRT when another has died; torch's _abort_process_group asks for it
+    # Otherwise the watchdog kills healthy ranks with SIGABRT when another one has died. torch's
+    # _abort_process_group requires this.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # or the heartbeat monitor ends a rank that is being held
+    # Otherwise the heartbeat monitor kills a rank that is being held.
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
-"""Read when a process group is made."""
+"""Environment variables that are read when a process group is created."""
 OTHER_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
-"""By which torch knows them, too."""
+"""Alternative names by which torch also reads them."""
 RECORDER, RECORDER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""Entries of the flight recorder, which tells in which collective each rank is; and its name before torch 2.11."""
+"""Variable for the number of entries in the flight recorder, and its name before torch 2.11.
+
+The recorder shows which collective each rank is in.
+"""
 RECORDER_ENTRIES = "2000"
 RENAMED_IN = (2, 11)
-"""The torch version that warns of the earlier name in each rank's log; those before it read no other."""
+"""First torch version that warns about the earlier name in each rank's log.
+
+Versions before it read no other name.
+"""
 
 
 def set_variables(
     environment: MutableMapping[str, str] = os.environ, torch_version: str | None = None
 ) -> None:
-    """Set what the user has not set, under the names that the torch version reads (default: the installed one's)."""
+    """Set the variables that the user has not set, under the names that the torch version reads.
+
+    Args:
+        environment: environment to change.
+        torch_version: version of torch; None for the installed one.
+    """
     if torch_version is None:
         torch_version = version("torch")
     for name, value in VARIABLES.items():
@@ -108,14 +130,17 @@ def set_variables(
 
 
 class Aborts:
-    """Aborts NCCL's communicators on a thread of its own: an abort waits for kernels, and may take seconds."""
+    """Thread that aborts NCCL's communicators: an abort waits for kernels and may take seconds."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> int:
-        """Abort all groups; returns at once. Safe on any thread and twice. The number of groups."""
+        """Start to abort all groups, and return their number immediately.
+
+        Safe on any thread, and twice.
+        """
         if not (backends := list(_backends())):
             return 0
         with self._lock:
@@ -127,15 +152,18 @@ class Aborts:
         return len(backends)
 
     def wait(self) -> None:
-        """Wait until what was begun is over: a group must not be destroyed meanwhile."""
+        """Wait until the abort is over, because a group must not be destroyed meanwhile."""
         thread = self._thread
         if thread is not None:
-            with rendezvous.waiting():  # a slow abort is not a rank that hangs
+            with rendezvous.waiting():  # a slow abort must not count as a rank that hangs
                 thread.join()
 
 
 def abort_all(backends: Iterable[Any]) -> None:
-    """Abort communicators as one operation of NCCL: one after the other, they would wait for each other (pytorch#119797)."""
+    """Abort communicators as one operation of NCCL.
+
+    One after the other, they would wait for each other (pytorch#119797).
+    """
     backends = list(backends)
     leader = backends[0]
     together = hasattr(leader, "_group_start")
@@ -151,7 +179,10 @@ def abort_all(backends: Iterable[Any]) -> None:
 
 
 def empty_cache() -> None:
-    """Give memory of the GPU back that nothing uses. After an abort: it waits for all kernels, also for those that wait for other ranks."""
+    """Free memory of the GPU that nothing uses.
+
+    Call it after an abort: it waits for all kernels, including those that wait for other ranks.
+    """
     cuda = sys.modules["torch"].cuda
     if cuda.is_initialized():
         with contextlib.suppress(Exception):  # its context is lost
@@ -159,14 +190,14 @@ def empty_cache() -> None:
 
 
 def _backends() -> Iterable[Any]:
-    """NCCL's part of each group; none without NCCL."""
+    """Yield the NCCL backend of each group; none without NCCL."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     kind = getattr(c10d, "ProcessGroupNCCL", None)
     if c10d is None or kind is None:
         return
     device = sys.modules["torch"].device("cuda")
     for group in list(c10d._world.pg_map):
-        with contextlib.suppress(RuntimeError):  # a group without a part for GPUs
+        with contextlib.suppress(RuntimeError):  # a group without a backend for GPUs
             backend = group._get_backend(device)
             if isinstance(backend, kind):
                 yield backend
