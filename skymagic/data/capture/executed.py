@@ -62,7 +62,7 @@ def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[st
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a cell that are not in the body of a function, in the order of its text."""
+    """Yield the nodes of a cell that are not in the body of a function, in source order."""
     # A stack, because a sum of a thousand terms is a tree deeper than Python's recursion limit.
     pending = [tree]
     while pending:
