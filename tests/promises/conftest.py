@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import place_of
 from tests.lab.notebook import Notebook
 from tests.lab.sites import (
     PlaceMaker,
@@ -32,11 +33,28 @@ PLACES = [
 ]
 
 
+OPEN: list[Sites] = []
+"""The places of this worker, once a test has asked for them."""
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close a place after its last test: other tests look for what is left on this machine."""
+
+    def where(one: pytest.Item) -> tuple[str, str]:
+        return one.path.parent.name, place_of(one.nodeid)
+
+    if nextitem is None or where(nextitem) != where(item):
+        for places in OPEN:
+            places.close()
+
+
 @pytest.fixture(scope="session")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """The places of this worker: one is open at a time."""
     made = Sites(tmp_path_factory.mktemp("sites"))
+    OPEN.append(made)
     yield made
+    OPEN.remove(made)
     made.close()
 
 
