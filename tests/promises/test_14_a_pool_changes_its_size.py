@@ -60,14 +60,3 @@ def test_a_kernel_that_ends_takes_its_pool_along(site: Site) -> None:
         ranks = seen(notebook, "import os\nos.getpid()")
     psutil.wait_procs([psutil.Process(pid) for pid in ranks if psutil.pid_exists(pid)], timeout=15)
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
-
-
-def test_down_leaves_nothing(site: Site) -> None:
-    site.notebook.run("%sky_down --all")
-    with site.another(site.place.before, f"%sky_pool ended {site.place.options}") as notebook:
-        ranks = seen(notebook, "import os\nos.getpid()")
-        notebook.run("%sky_down")
-        gone = [pid for pid in ranks if psutil.pid_exists(pid)]
-        assert [pid for pid in gone if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE] == []
-        assert site.place.left() == []
-        assert notebook.fail("%%sky_broadcast\n1").ename

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-import pytest
 
 from tests.lab.notebook import Notebook, Shown, seen
 from tests.lab.sites import Site
@@ -27,9 +26,7 @@ def own_pool(site: Site) -> Iterator[tuple[Notebook, str]]:
         try:
             yield notebook, name
         finally:
-            with site.another() as last:
-                last.finish(last.start(f"%sky_attach {name} --take-over"))
-                last.finish(last.start("%sky_down --all"))
+            site.notebook.finish(site.notebook.start(f"%sky_down {name}"))
 
 
 def left_at_work(notebook: Notebook, cell: str = "") -> Shown:
@@ -77,41 +74,27 @@ def test_an_error_waits_for_the_next_notebook(site: Site) -> None:
             assert "while nobody looked" in failure.text
 
 
-def test_variables_stay_over_a_restart_of_the_kernel(site: Site) -> None:
+def test_variables_and_logs_stay_over_a_restart_of_the_kernel(site: Site) -> None:
     with own_pool(site) as (notebook, name):
-        notebook.run("%%sky_broadcast\nimport os\nkept_8 = os.environ['RANK'] * 3")
+        notebook.run("%%sky_broadcast\nimport os\nkept_8 = os.environ['RANK'] * 3\nprint('logged')")
         notebook.restart()
         notebook.run("%load_ext skymagic")
         notebook.run(f"%sky_attach {name}")
         assert seen(notebook, "kept_8") == ["000", "111"]
+        assert name in notebook.run("%sky_status").said
+        assert "logged" in notebook.run("%sky_logs -t 1 -n 5").stdout
 
 
-def test_a_pool_of_a_live_notebook_is_refused_and_can_be_taken_over(site: Site) -> None:
+def test_a_pool_is_taken_over_from_a_live_notebook_and_ended_for_good(site: Site) -> None:
     with own_pool(site) as (first, name):
         first.run("%%sky_broadcast\nkept_8 = 5")
         with site.another() as second:
+            assert "--take-over" in second.fail(f"%sky_attach {name}").text
             second.run(f"%sky_attach {name} --take-over")
             assert seen(second, "kept_8") == [5, 5]
             until(lambda: "taken over" in first.run("%sky_status").said)
             failure = first.fail("%%sky_broadcast\nkept_8")
             assert failure.ename in ("PoolError", "PoolStateError")
-
-
-def test_down_ends_it_for_good(site: Site) -> None:
-    with own_pool(site) as (notebook, name):
-        notebook.run(f"%sky_down {name}")
-        failure = notebook.fail("%%sky_broadcast\n1")
-        assert failure.ename in ("PoolError", "PoolStateError", "RequestError", "UsageError")
-        with site.another() as second:
+            second.run(f"%sky_down {name}")
+            assert second.fail("%%sky_broadcast\n1").ename
             assert second.fail(f"%sky_attach {name}").ename
-
-
-@pytest.mark.parametrize("magic", ["%sky_status", "%sky_logs -n 3"])
-def test_the_pool_can_be_looked_at_after_attaching(site: Site, magic: str) -> None:
-    with own_pool(site) as (notebook, name):
-        notebook.run("%%sky_broadcast\nprint('logged before')")
-        notebook.restart()
-        notebook.run("%load_ext skymagic")
-        notebook.run(f"%sky_attach {name}")
-        shown = notebook.run(magic)
-        assert (name in shown.said) or ("logged before" in shown.said)
