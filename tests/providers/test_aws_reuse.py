@@ -70,9 +70,8 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             refused = third.fail(f"{POOL} -y").text
             assert "lab (lab-" in refused
             assert "%sky_attach lab --take-over" in refused
-            assert (
-                "%sky_attach lab --take-over" in third.run("%sky_attach lab").text
-            )  # and leaves the machines as they are
+            # it is told the same where it attaches, and the machines stay as they are
+            assert "%sky_attach lab --take-over" in third.fail("%sky_attach lab").text
         with desk.notebook(state="elsewhere") as stranger:
             refused = stranger.fail(f"{POOL} -y").text
             assert "its key is no longer here" in refused
