@@ -42,23 +42,22 @@ def _draw_in_one_line(std: types.ModuleType) -> None:
 
 
 def _draw_as_text(notebook: types.ModuleType) -> None:
-    """Replace the bar of ``tqdm.notebook`` by tqdm's text bar.
+    """Make the bar of ``tqdm.notebook`` draw as tqdm's text bar, which it inherits from.
 
-    It takes the names used for imports and pickles.
+    The class stays the same object: where a plugin has imported transformers in the forkserver,
+    other libraries have derived their bars from it already.
     """
-    text_bar: Any = importlib.import_module("tqdm.std").tqdm
+    bar: Any = notebook.tqdm_notebook
+    for name, attribute in list(vars(bar).items()):
+        if isinstance(attribute, types.FunctionType | staticmethod | property):
+            delattr(bar, name)
 
-    class tqdm_notebook(text_bar):  # type: ignore[misc]  # noqa: N801 (its name in tqdm)
-        """Text bar that accepts the arguments of a bar of ``tqdm.notebook``."""
+    def begin(self: Any, *args: Any, display: bool = True, **options: Any) -> None:
+        if isinstance(options.get("ncols"), str):  # "100%": a width in a page
+            del options["ncols"]
+        super(bar, self).__init__(*args, **options)
 
-        def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:
-            if isinstance(options.get("ncols"), str):  # "100%": a width in a page
-                del options["ncols"]
-            super().__init__(*args, **options)
-
-    tqdm_notebook.__module__ = notebook.__name__
-    tqdm_notebook.__qualname__ = "tqdm_notebook"
-    vars(notebook).update(tqdm_notebook=tqdm_notebook, tqdm=tqdm_notebook)
+    bar.__init__ = begin
 
 
 def _draw_at_the_end(console: types.ModuleType) -> None:
