@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
-from skymagic.data.capture.executed import executed, function_body, notebook_functions
+from skymagic.data.capture.executed import called_bodies, executed
 from skymagic.data.capture.loaded import remember_reloads
 from skymagic.data.capture.modules import in_packages, remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
@@ -168,11 +168,7 @@ def set_on_modules(
         tree, names = pending.pop()
         for node in executed(tree):
             attributes.update(_set_by(node, names, has_run))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                for function in notebook_functions(names.get(node.func.id), namespace):
-                    if function.__code__ not in followed:
-                        followed.add(function.__code__)
-                        pending += function_body(function, namespace)
+            pending += called_bodies(node, names, namespace, followed)
     return attributes
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from skymagic.data.capture.executed import inner_nodes
 from skymagic.data.capture.registrations import dotted_path
 
 _ACCESSOR = re.compile("register_(dataframe|series|index)_accessor")
@@ -36,28 +37,27 @@ class ClassAttribute(NamedTuple):
 def class_attributes(tree: ast.AST, namespace: Mapping[str, object]) -> set[ClassAttribute]:
     """Return the attributes that code sets on classes which it did not define itself."""
     attributes = set()
-    for target, name in _settings(tree):
-        owner = _value_of(target, namespace)
-        if isinstance(owner, type) and owner.__module__ not in ("__main__", "builtins"):
-            attributes.add(ClassAttribute(f"{owner.__module__}.{owner.__qualname__}", name))
-    for node in ast.walk(tree):
+    for node in inner_nodes(tree):
+        for target, name in _set_by(node):
+            owner = _value_of(target, namespace)
+            if isinstance(owner, type) and owner.__module__ not in ("__main__", "builtins"):
+                attributes.add(ClassAttribute(f"{owner.__module__}.{owner.__qualname__}", name))
         if isinstance(node, ast.Call) and (accessor := _accessor(node)):
             attributes.add(accessor)
     return attributes
 
 
-def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Yield each attribute that is set, with the expression of its owner."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.value, node.attr
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            # `setattr` with a literal name counts as an assignment.
-            if node.func.id != "setattr" or len(node.args) != 3:
-                continue
-            owner, name, _ = node.args
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield owner, name.value
+def _set_by(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield the attribute that a node sets, with the expression of its owner."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.value, node.attr
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        # `setattr` with a literal name counts as an assignment.
+        if node.func.id != "setattr" or len(node.args) != 3:
+            return
+        owner, name, _ = node.args
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield owner, name.value
 
 
 def _value_of(node: ast.expr, namespace: Mapping[str, object]) -> Any:

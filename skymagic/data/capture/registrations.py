@@ -12,6 +12,8 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 
+from skymagic.data.capture.executed import children
+
 _KNOWN = frozenset(
     (
         "register_pytree_node_class",
@@ -65,7 +67,7 @@ def _calls(tree: ast.AST) -> Iterator[ast.expr]:
             continue
         if isinstance(node, ast.Call):
             yield node.func
-        pending.extend(ast.iter_child_nodes(node))
+        pending.extend(children(node))
 
 
 def dotted_path(node: ast.expr) -> list[str]:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.executed import function_body, notebook_functions
+from skymagic.data.capture.executed import called_bodies, children
 from skymagic.data.capture.registrations import dotted_path
 
 _SETTERS: Mapping[str, frozenset[str]] = {
@@ -110,12 +110,7 @@ def settings(tree: ast.AST, namespace: Mapping[str, object]) -> set[Setting]:
             found_settings.update(
                 setting for setting in _set_by(node, names) if setting.package not in undone
             )
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                for function in notebook_functions(names.get(node.func.id), namespace):
-                    # Follow each function once, also if it is recursive.
-                    if function.__code__ not in followed:
-                        followed.add(function.__code__)
-                        pending += function_body(function, namespace)
+            pending += called_bodies(node, names, namespace, followed)
     return found_settings
 
 
@@ -153,7 +148,7 @@ def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AS
         return [node.subject]
     if isinstance(node, ast.Try):
         return [*node.body, *node.orelse, *node.finalbody]
-    return list(ast.iter_child_nodes(node))
+    return children(node)
 
 
 def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:

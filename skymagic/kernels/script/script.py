@@ -62,7 +62,7 @@ class End:
             status is unknown.
         tail: last lines of its output.
         words: last lines without torchrun's own.
-        cause: `rootcause.Cause` as a dictionary, None if unknown.
+        cause: `root_cause.Cause` as a dictionary, None if unknown.
         left: command lines of processes that outlived the script and were ended.
         problem: why it could not be started.
     """
