@@ -16,9 +16,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skymagic.errors import RequestError, SkyError
 from skymagic.wire.untrusted import print_sanitized
+
+if TYPE_CHECKING:
+    from skymagic.api.logs import LogsRequest
 
 EXIT_CODES = {"done": 0, "failed": 3, "stopped": 4, "lost": 5}
 """Exit code by the notebook's final status, for ``run``, and for ``attach`` and ``logs`` of a
@@ -284,21 +288,31 @@ def _positive(text: str) -> int:
 
 
 def _logs(line: argparse.Namespace) -> int:
-    from skymagic.api import logs
+    from skymagic.api.logs import LogsRequest
     from skymagic.plan.units import Selection
 
     if line.json and line.follow:
         raise RequestError("--json tells what there is now: leave -f out")
     rank = None if line.rank is None else Selection(line.rank)
-    request = logs.LogsRequest(
-        rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep
-    )
-    if line.json:
+    request = LogsRequest(rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep)
+    return _show_logs(request, line.json)
+
+
+def _attach(line: argparse.Namespace) -> int:
+    """Follow the log of a pool; with ``--json`` print its current last lines."""
+    from skymagic.api.logs import LogsRequest
+
+    return _show_logs(LogsRequest(follow=not line.json, pool=line.pool), line.json)
+
+
+def _show_logs(request: LogsRequest, as_json: bool) -> int:
+    from skymagic.api import logs
+
+    if as_json:
         print_sanitized(json.dumps(logs.plain(request)))
-    else:
-        status = logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
-        return EXIT_CODES.get(status, 0)
-    return 0
+        return 0
+    status = logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
+    return EXIT_CODES.get(status, 0)
 
 
 def _run(line: argparse.Namespace) -> int:
@@ -341,11 +355,3 @@ def _get(line: argparse.Namespace) -> int:
     message = notebooks.get(line.pool, line.source, line.target)
     print_sanitized(json.dumps({"done": [message]}) if line.json else message)
     return 0
-
-
-def _attach(line: argparse.Namespace) -> int:
-    """Follow the log of a pool; with ``--json`` print its current last lines."""
-    line.rank = line.run = line.cell = line.grep = None
-    line.lines = 50
-    line.follow = not line.json
-    return _logs(line)

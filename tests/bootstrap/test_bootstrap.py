@@ -142,8 +142,6 @@ def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
-    text = SCRIPTS["install.sh"]
-    functions = text[text.index("pip_says() {") : text.index("requirements() {")]
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / "own.conf").write_text("[install]\ntrusted-host: b\n[other]\nindex-url = no\n")
     (tmp_path / "cert").touch()
@@ -151,19 +149,12 @@ def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
         "[global]\n; a comment\nindex-url = https://a:b@c/simple\nextra_index_url =\n  https://d/simple\n\thttps://e\n"
         f"cert = {tmp_path}/cert\ntrusted-host = a\nfind-links = https://f {tmp_path}/none {tmp_path}\n"
     )
-    env = {
-        "PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "own.conf"),
-        "PIP_EXTRA_INDEX_URL": "https://g https://h", "UV_INSECURE_HOST": "mine",
-    }  # fmt: skip
-    done = subprocess.run(
-        ["sh", "-s"],
-        input=f"folder=/f\n{functions}\nas_pip\nenv\n",
-        env=env,
-        text=True,
-        check=True,
-        capture_output=True,
-    )
-    said = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    settings = {
+        "PIP_CONFIG_FILE": str(tmp_path / "own.conf"),
+        "PIP_EXTRA_INDEX_URL": "https://g https://h",
+        "UV_INSECURE_HOST": "mine",
+    }
+    said = uv_variables(tmp_path, settings)
     assert said["UV_DEFAULT_INDEX"] == "https://a:b@c/simple"
     assert said["UV_INDEX"] == "https://g https://h"
     assert said["UV_FIND_LINKS"] == f"https://f,{tmp_path}"
@@ -231,19 +222,23 @@ def test_an_index_of_the_list_of_packages_counts(tmp_path: Path) -> None:
 
 def uv_environment(folder: Path, settings: dict[str, str]) -> list[str | None]:
     """What a host with these settings tells uv: further indexes, the default one, and how to choose among them."""
+    said = uv_variables(folder, settings)
+    return [said.get(name) for name in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY")]
+
+
+def uv_variables(folder: Path, settings: dict[str, str]) -> dict[str, str]:
+    """The environment of uv on a host with this home folder and these settings."""
     text = SCRIPTS["install.sh"]
     functions = text[text.index("pip_says() {") : text.index("requirements() {")]
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **settings}
     done = subprocess.run(
         ["sh", "-s"],
         input=f"folder=/f drop={folder}\n{functions}\nas_pip\nenv\n",
-        env=env,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), **settings},
         text=True,
         check=True,
         capture_output=True,
     )
-    said = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    return [said.get(name) for name in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY")]
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))

@@ -183,13 +183,15 @@ class Site:
         """Another notebook of the same user, which knows the same pools."""
         folder = self.folder / f"notebook-{len(list(self.folder.iterdir()))}"
         folder.mkdir()
-        with opened(folder, *cells, env={**self.environment, **(env or {})}) as notebook:
+        with opened(
+            folder, *cells, env={**_environment(self.place, self.folder), **(env or {})}
+        ) as notebook:
             yield notebook
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What all notebooks of this user have in their environment."""
-        return {**self.place.env, "XDG_STATE_HOME": str(self.folder / "state")}
+
+def _environment(place: Place, folder: Path) -> dict[str, str]:
+    """What all notebooks of one user, which lie in this folder, have in their environment."""
+    return {**place.env, "XDG_STATE_HOME": str(folder / "state")}
 
 
 def _ended(notebook: Notebook) -> None:
@@ -232,7 +234,7 @@ class Sites:
         (folder / "notebooks").mkdir(parents=True)
         with ExitStack() as stack:
             place = stack.enter_context(maker(folder))
-            env = {**place.env, "XDG_STATE_HOME": str(folder / "notebooks" / "state")}
+            env = _environment(place, folder / "notebooks")
             (folder / "notebook").mkdir()
             notebook = stack.enter_context(opened(folder / "notebook", env=env))
             notebook.run(place.before)
