@@ -15,8 +15,8 @@ from skymagic.display.screen import Screen
 from skymagic.jobs import cell as broadcast
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
 from skymagic.plan.units import Selection
-from skymagic.pool import Pool, making, registry
-from skymagic.run.report import Limits
+from skymagic.pool import Pool, launch, registry
+from skymagic.run.state import Limits
 
 
 class Quiet(Screen):
@@ -45,7 +45,7 @@ def start(ranks: int, *plugins: str, agreed: bool = False) -> Pool:
         plugins=tuple(PluginSpec(name) for name in plugins),
         yes=agreed,
     )
-    return making.ensure(request, {}, Defaults(), lambda text: None)
+    return launch.ensure(request, {}, Defaults(), lambda text: None)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from benchmarks.figures import Figure, say, timed
 from skymagic.bootstrap.provision import setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import Pool, making, registry
+from skymagic.pool import Pool, launch, registry
 from skymagic.providers import ssh
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.places import home_that_knows
@@ -80,4 +80,4 @@ def start(names: tuple[str, ...]) -> Pool:
         hosts=names,
         procs_per_node=1,
     )
-    return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))
+    return launch.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

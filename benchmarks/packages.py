@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import cluster
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import Pool, making, registry
+from skymagic.pool import Pool, launch, registry
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
 from tests.lab.notebook import Notebook, opened
@@ -110,4 +110,4 @@ def start(names: tuple[str, ...]) -> Pool:
     """A pool of one rank each."""
     name = f"bench-{os.getpid()}-{len(registry.pools())}"
     request = PoolRequest(name=name, provider="ssh", hosts=names, procs_per_node=1)
-    return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))
+    return launch.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

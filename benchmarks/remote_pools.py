@@ -16,7 +16,8 @@ from statistics import mean
 from benchmarks import cluster, ddp, peers
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
-from skymagic.pool import Pool, making, registry
+from skymagic.pool import Pool, registry
+from skymagic.pool.launch import ensure
 from tests.lab.machines import Machine, Machines, machines
 from tests.lab.places import home_that_knows
 
@@ -52,7 +53,7 @@ def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
         name=f"bench-{os.getpid()}-{len(registry.pools())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
         python=sys.executable, env=(("OMP_NUM_THREADS", "1"),), plugins=tuple(PluginSpec(name) for name in plugins),
     )  # fmt: skip
-    return making.ensure(request, {}, Defaults(), lambda text: None)
+    return ensure(request, {}, Defaults(), lambda text: None)
 
 
 def starts(hosts: Machines) -> Iterator[Figure]:

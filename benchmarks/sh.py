@@ -16,9 +16,10 @@ from benchmarks.figures import Figure, alternate, median, say
 from skymagic.jobs import cell, script
 from skymagic.magics.arguments.cell_magics import parse_sh
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import Pool, making
+from skymagic.pool import Pool
+from skymagic.pool.launch import ensure
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits
+from skymagic.run.state import Limits
 from skymagic.runtime.rendezvous import free_port
 
 ROUNDS = 5
@@ -49,7 +50,7 @@ def figures() -> Iterator[Figure]:
     )
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        contextlib.closing(making.ensure(request, {}, Defaults(), lambda text: None)) as one,
+        contextlib.closing(ensure(request, {}, Defaults(), lambda text: None)) as one,
     ):
         train = Path(folder) / "train.py"
         train.write_text(REDUCE)

@@ -17,7 +17,7 @@ from benchmarks import cluster
 from benchmarks.figures import Figure, alternate, median, say
 from skymagic.display.panel import StartStep
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
-from skymagic.pool import Pool, making
+from skymagic.pool import Pool, launch
 from skymagic.providers import cluster as cluster_nodes
 from skymagic.providers import slurm as provider
 from tests.lab import slurm as lab
@@ -130,7 +130,7 @@ def pool(kind: str, waited: list[float], **known: Any) -> Pool:
         name=f"bench-{kind}", provider=kind, nodes=1, procs_per_node=RANKS, plugins=(PluginSpec("torch"),), yes=True,
         python=None if kind == "local" else sys.executable, **known,
     )  # fmt: skip
-    return making.ensure(request, {}, Defaults(), tell)
+    return launch.ensure(request, {}, Defaults(), tell)
 
 
 def started(kind: str, waited: list[float], **known: Any) -> float:

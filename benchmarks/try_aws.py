@@ -27,7 +27,7 @@ from skymagic.errors import SkyError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import cloud_settings
 from skymagic.plan.units import duration_text
-from skymagic.pool import making
+from skymagic.pool import launch
 from skymagic.providers import Choice
 
 DISKS_AND_ADDRESSES = 0.02
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan, and do it where that was said; 0 where all went well, 1 where something failed or is left, 2 where it was refused."""
     asked = arguments(argv)
     try:
-        plan = making.plan_of(request_of(keywords(asked)), print)
+        plan = launch.plan_of(request_of(keywords(asked)), print)
     except SkyError as problem:
         print(f"no plan: {problem}")
         return 2
@@ -172,7 +172,7 @@ def look(asked: argparse.Namespace) -> None:
     from skymagic.providers.aws.clients import AwsClients
 
     cloud = cloud_settings({"profile": asked.profile, **asked.settings})
-    found, unseen = sweep.everything(
+    found, unseen = sweep.find_everything(
         AwsClients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor)
     )
     if found or unseen:

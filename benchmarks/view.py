@@ -29,8 +29,8 @@ import os, time, ipywidgets
 from skymagic.display import run_line
 from skymagic.display.controls import RANKS_INTERVAL
 from skymagic.display.run_line import INTERVAL
-from skymagic.run.report import RankRun, Report
-from skymagic.run.report import state_of
+from skymagic.run.state import RankRun, Report
+from skymagic.run.state import state_of
 pool = %sky_pool
 line, panel = ipywidgets.HTML(), ipywidgets.HTML()
 report = Report({{rank: RankRun() for rank in range({RANKS})}}, 1, metrics=pool.pool.runs.reported[-1])

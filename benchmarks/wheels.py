@@ -13,10 +13,10 @@ from pathlib import Path
 from benchmarks.figures import Figure, say
 from skymagic.bootstrap.provision import Supply, probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
-from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch, uv_for
+from skymagic.bootstrap.wheelhouse import Wheelhouse, WheelRequest, fetch, uv_for
 from skymagic.plan.image import Image
-from skymagic.providers.passing import passed_on
-from skymagic.providers.ssh import Machine, set_up, side_by_side
+from skymagic.providers.environment_copy import replicate_environment
+from skymagic.providers.ssh import Machine, call_concurrently, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
@@ -43,7 +43,7 @@ def figures() -> Iterator[Figure]:
             folder = Path(text) / str(len(packages))
             folder.mkdir()
             requirements = requirements_of(Image(pip=packages))
-            wanted = Wanted(
+            wanted = WheelRequest(
                 (*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences
             )
             facts = probe(ShellHost(folder), requirements)
@@ -144,8 +144,12 @@ def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iter
         known = [Machine(*each) for each in zip(endpoints, connections, facts, strict=True)]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
         known[0].set_up(requirements, say, Supply(house))
-        with passed_on([each.target(requirements) for each in known], requirements, say) as copies:
-            side_by_side(lambda each: each.set_up(requirements, say, copies[each.name]), known[1:])
+        with replicate_environment(
+            [each.target(requirements) for each in known], requirements, say
+        ) as copies:
+            call_concurrently(
+                lambda each: each.set_up(requirements, say, copies[each.name]), known[1:]
+            )
         seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
     finally:
         for connection in connections:

@@ -65,7 +65,7 @@ def magics() -> str:
 def called(name: str) -> str:
     """A magic as it is written."""
     face = MAGICS[name]
-    return f"{'%%' if face.cell else '%'}{name} {face.words}".rstrip()
+    return f"{'%%' if face.cell else '%'}{name} {face.positional}".rstrip()
 
 
 def table(options: tuple[Option, ...] | list[Option]) -> list[str]:

@@ -81,7 +81,7 @@ class RequestError(_QuotingError):
 
 
 @contextmanager
-def noted_in(mistakes: list[str], before: str = "") -> Iterator[None]:
+def collect_mistakes(mistakes: list[str], before: str = "") -> Iterator[None]:
     """Add the mistakes of a RequestError in the block to `mistakes`, to be raised together later.
 
     Args:
@@ -151,10 +151,10 @@ class HostsError(ProvisionError):
         asked: total number of hosts.
     """
 
-    def __init__(self, failures: Sequence[HostError], asked: int) -> None:
-        self.failures, self.asked = tuple(failures), asked
+    def __init__(self, failures: Sequence[HostError], host_count: int) -> None:
+        self.failures, self.asked = tuple(failures), host_count
         lines = [
-            f"{len(self.failures)} of {asked} hosts could not be used",
+            f"{len(self.failures)} of {host_count} hosts could not be used",
             *map(str, self.failures),
         ]
         super().__init__("\n".join(lines))

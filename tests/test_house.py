@@ -170,7 +170,12 @@ def test_lower_knows_nothing_of_higher() -> None:
 
 def test_processes_are_named_in_one_table() -> None:
     """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
-    tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/choice.py")}
+    tables = {
+        PROCESSES,
+        Path("__init__.py"),
+        Path("plugins/table.py"),
+        Path("providers/registry.py"),
+    }
     boundaries = named(PROCESSES)
     assert boundaries
     assert {module.split(".")[0] for module in boundaries} == {"kernels"}

@@ -47,7 +47,7 @@ IMPORTS = dis.opmap["IMPORT_NAME"]
 """Most functions import nothing, and reading all their instructions would take 4 s."""
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
 """The same as Python's audit events tell it."""
-NEAR_MODULES = {"skymagic.pool.making"}
+NEAR_MODULES = {"skymagic.pool.launch"}
 """What starts processes by way of a table that cannot be read."""
 FAR_LAB = {
     "tests.lab.hosts",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skymagic.jobs.task import Stream, Task, on_all, on_one
+from skymagic.jobs.task import Stream, Task, run_on_all, run_on_one
 from skymagic.jobs.workers import Results
 from skymagic.pool import Pool
 from skymagic.runtime import info
@@ -41,7 +41,7 @@ class Call(Task):
         return (
             Stream(self, target, range(target.world_size), together=True)
             if self.yields
-            else on_all(self, target)
+            else run_on_all(self, target)
         )
 
     def __rshift__(self, pool: Any) -> Any:
@@ -50,7 +50,7 @@ class Call(Task):
             return Stream(
                 self, target, target.scheduler.least_loaded(target.world_size), together=False
             )
-        return on_one(self, target)
+        return run_on_one(self, target)
 
     def __and__(self, other: Any) -> Calls:
         joined: Calls = Calls((self,)) & other

@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _removed(words: Sequence[str]) -> str:
+def _removed(argv: Sequence[str]) -> str:
     """Return the first removed command or option of a command line, or ""."""
-    options = [f"{words[0]} {word.partition('=')[0]}" for word in words[1:]]
-    return next((candidate for candidate in [*words[:1], *options] if candidate in REMOVED), "")
+    options = [f"{argv[0]} {word.partition('=')[0]}" for word in argv[1:]]
+    return next((candidate for candidate in [*argv[:1], *options] if candidate in REMOVED), "")
 
 
 def _parser() -> argparse.ArgumentParser:

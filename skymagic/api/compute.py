@@ -33,7 +33,7 @@ from skymagic.plan.image import Image
 from skymagic.plan.requests import Defaults, PluginSpec
 from skymagic.plan.suggest import suggesting
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool, making, records, registry
+from skymagic.pool import Pool, launch, records, registry
 from skymagic.pool.status import State
 from skymagic.providers import Choice
 from skymagic.run import interrupt
@@ -216,7 +216,7 @@ class Compute(RunningPool):
         running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
-        self._pool = making.ensure(
+        self._pool = launch.ensure(
             replace(self._request, name=name), self._namespace, self._defaults, self._tell
         )
         self._own = name not in running and not self._pool.attached
@@ -291,7 +291,7 @@ def attach(name: str, *, take_over: bool = False) -> Compute:
     namespace = sys._getframe(1).f_globals
     notebooks.settled(records.named(name))
     with interrupt.deferred():
-        pool, unfinished_runs = making.attach(
+        pool, unfinished_runs = launch.attach(
             name, namespace, Defaults(), print_note, take_over=take_over
         )
         for unfinished in unfinished_runs:

@@ -61,7 +61,7 @@ def costs(
     """
     now = time.time()
     free = [Cost(pool, 0.0, seconds, 0.0, 0.0) for pool, seconds in own]
-    rents = ledger.every()
+    rents = ledger.all_rents()
     paid = [
         of([rent for rent in rents if rent.pool == pool], now, set(own_jobs))
         for pool in dict.fromkeys(rent.pool for rent in rents)
@@ -116,9 +116,9 @@ def _span(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def text(found: Sequence[Cost]) -> str:
+def text(costs: Sequence[Cost]) -> str:
     """Return the costs as a table with a total."""
-    if not found:
+    if not costs:
         return "no pool is running, and none was rented within a month"
     rows: list[tuple[object, ...]] = [
         ("pool", "per hour", "ran for", "machines", "disks, addresses", "so far")
@@ -136,9 +136,9 @@ def text(found: Sequence[Cost]) -> str:
             f"about {dollars(cost.beside)}" if cost.beside else "-",
             dollars(cost.total) + ("" if cost.exact else " at most"),
         )
-        for cost in found
+        for cost in costs
     ]
-    rented = [cost for cost in found if cost.total != 0]
+    rented = [cost for cost in costs if cost.total != 0]
     if len(rented) > 1:
         totals = [cost.total for cost in rented if cost.total is not None]
         unknown = " and what is unknown" if len(totals) < len(rented) else ""
@@ -146,9 +146,9 @@ def text(found: Sequence[Cost]) -> str:
     return table(rows)
 
 
-def plain(found: Sequence[Cost]) -> dict[str, object]:
+def plain(costs: Sequence[Cost]) -> dict[str, object]:
     """Return the costs as plain values, for programs."""
-    return {"pools": [{**vars(cost), "total": cost.total} for cost in found]}
+    return {"pools": [{**vars(cost), "total": cost.total} for cost in costs]}
 
 
 def dollars(amount: float | None) -> str:

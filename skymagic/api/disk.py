@@ -57,7 +57,7 @@ def _disk_text(host: str, disk: Disk) -> str:
     if not disk.items:
         return f"{host}: nothing in {disk.folder}"
     rows = [_row(disk, item) for item in sorted(disk.items, key=lambda one: -one.nbytes)]
-    unused = removable(disk, every=False)
+    unused = removable(disk, include_all=False)
     lines = [heading, table([("what", "size", "last used", "", ""), *rows])]
     if unused:
         lines.append(

@@ -242,7 +242,7 @@ def everything_rented(
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
         raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
     # keep the record of a pool that another notebook is renting at this moment
-    running = {rent.job for rent in ledger.every() if rent.ended is None}
+    running = {rent.job for rent in ledger.all_rents() if rent.ended is None}
     for record in records.every():
         if (
             record.provider in records.RENTED

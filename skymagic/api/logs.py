@@ -18,10 +18,10 @@ from skymagic.api import notebooks
 from skymagic.cluster import Agents, Node, telemetry
 from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
-from skymagic.errors import PoolError, ProvisionError, RequestError, noted_in
+from skymagic.errors import PoolError, ProvisionError, RequestError, collect_mistakes
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, keys, making, records, registry, resources
+from skymagic.pool import Pool, keys, launch, records, registry, resources
 from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.pool.status import SharedStatus
@@ -116,7 +116,7 @@ def open_reader(name: str) -> LogReader:
     The caller closes the reader. Raises PoolError.
     """
     key = keys.attachable(records.named(name).job_id)
-    _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
+    _, nodes = launch.attaching_provider(key).attach(key.plan, key.accesses)
     return LogReader(key, nodes)
 
 
@@ -285,13 +285,13 @@ def live(pool: Readable, request: LogsRequest, write: Write) -> None:
 
 
 def _show_last(
-    pool: Readable, chosen: Chosen, request: LogsRequest, write: Write
+    pool: Readable, matching: Chosen, request: LogsRequest, write: Write
 ) -> dict[int, int]:
     """Write the requested last lines, and return their end by rank, in bytes."""
     ends = {}
-    for rank in chosen.ranks:
-        lines, ends[rank] = _last(pool.agents, rank, chosen, request.lines)
-        write(_labelled(lines, chosen.label(rank)))
+    for rank in matching.ranks:
+        lines, ends[rank] = _last(pool.agents, rank, matching, request.lines)
+        write(_labelled(lines, matching.label(rank)))
     return ends
 
 
@@ -307,60 +307,63 @@ def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
     ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
     while True:
         coming = request.coming()
-        log_end = telemetry.last(pool.agents, ranks[0], 1)[1]
+        log_end = telemetry.last_lines(pool.agents, ranks[0], 1)[1]
         try:
             return _chosen_of(pool, request)
         except RequestError:
             if not coming:
                 raise
-        telemetry.since(pool.agents, ranks[0], log_end, 1.0)
+        telemetry.output_since(pool.agents, ranks[0], log_end, 1.0)
 
 
-def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[str], int]:
+def _last(agents: Agents, rank: int, matching: Chosen, lines: int) -> tuple[list[str], int]:
     """Return the last lines of a rank, and their end in bytes."""
-    if chosen.runs is None and not chosen.pattern.pattern:
-        text, end = telemetry.last(agents, rank, lines)
+    if matching.runs is None and not matching.pattern.pattern:
+        text, end = telemetry.last_lines(agents, rank, lines)
         return (text.removesuffix("\n").split("\n") if text else []), end
     last_lines, end = deque[str](maxlen=lines), 0
-    for run in chosen.runs or (WHOLE_LOG,):
+    for run in matching.runs or (WHOLE_LOG,):
         partial_line = ""
         for piece in telemetry.pieces(agents, rank, run):
             *complete_lines, partial_line = (partial_line + piece["text"]).split("\n")
-            last_lines.extend(chosen.matching(complete_lines))
+            last_lines.extend(matching.matching(complete_lines))
             end = piece["end"]
-        last_lines.extend(chosen.matching([partial_line] if partial_line else []))
+        last_lines.extend(matching.matching([partial_line] if partial_line else []))
     return list(last_lines), end
 
 
-def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
+def _follow(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
     while True:
-        for rank in chosen.ranks:
-            text, ends[rank] = telemetry.since(agents, rank, ends[rank], 1.0 / len(chosen.ranks))
-            write(_labelled(chosen.matching(text.split("\n")[:-1]), chosen.label(rank)))
+        for rank in matching.ranks:
+            text, ends[rank] = telemetry.output_since(
+                agents, rank, ends[rank], 1.0 / len(matching.ranks)
+            )
+            write(_labelled(matching.matching(text.split("\n")[:-1]), matching.label(rank)))
 
 
-def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
+def _follow_run(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
     """Follow the last of the selected runs until it has ended on all ranks."""
-    assert chosen.runs
-    partial_lines = dict.fromkeys(chosen.ranks, "")
+    assert matching.runs
+    partial_lines = dict.fromkeys(matching.ranks, "")
     while partial_lines:
         for rank in list(partial_lines):
             over, previous_end = False, ends[rank]
-            for piece in telemetry.pieces(agents, rank, chosen.runs[-1], previous_end or None):
+            for piece in telemetry.pieces(agents, rank, matching.runs[-1], previous_end or None):
                 *complete_lines, partial_lines[rank] = (partial_lines[rank] + piece["text"]).split(
                     "\n"
                 )
                 ends[rank], over = piece["end"], piece["over"]
-                write(_labelled(chosen.matching(complete_lines), chosen.label(rank)))
+                write(_labelled(matching.matching(complete_lines), matching.label(rank)))
             if over:
                 partial_line = partial_lines.pop(rank)
                 write(
                     _labelled(
-                        chosen.matching([partial_line] if partial_line else []), chosen.label(rank)
+                        matching.matching([partial_line] if partial_line else []),
+                        matching.label(rank),
                     )
                 )
             elif ends[rank] == previous_end:  # no new output: wait for more
-                telemetry.since(agents, rank, ends[rank], 1.0 / len(partial_lines))
+                telemetry.output_since(agents, rank, ends[rank], 1.0 / len(partial_lines))
 
 
 def _labelled(lines: Sequence[str], label: str) -> str:
@@ -467,23 +470,27 @@ def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
 
 
 def _chosen(
-    request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence[int]], Mapping[int, int]]
+    request: LogsRequest,
+    available: Sequence[int],
+    runs: Callable[[Sequence[int]], Mapping[int, int]],
 ) -> Chosen:
     """Resolve a request against the ranks of a pool; `runs` returns run → cell for given ranks.
 
     Raises RequestError with all mistakes.
     """
     mistakes: list[str] = []
-    ranks = tuple(there)
-    with noted_in(mistakes):
-        size = max(there, default=-1) + 1
+    ranks = tuple(available)
+    with collect_mistakes(mistakes):
+        size = max(available, default=-1) + 1
         ranks = (
-            tuple(rank for rank in (request.rank or Selection("all")).ranks(size) if rank in there)
+            tuple(
+                rank for rank in (request.rank or Selection("all")).ranks(size) if rank in available
+            )
             if size
             else ()
         )
     pattern = re.compile("")
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         pattern = _pattern(request.grep)
     selected_runs: tuple[int, ...] | None = None
     if request.run is not None or request.cell is not None:
@@ -508,14 +515,14 @@ def _pattern(grep: str | None) -> re.Pattern[str]:
         raise RequestError(f"--grep {grep!r} is not a regular expression: {wrong}") from None
 
 
-def _no_run(request: LogsRequest, found: Mapping[int, int]) -> str:
+def _no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
     """Return a message that no run matches, with the existing ones."""
     if request.cell is None:
-        return f"the log has no run {request.run}; {_listed('run', list(found))}"
+        return f"the log has no run {request.run}; {_listed('run', list(runs))}"
     if request.run is None:
         return (
             f"the log has no run of cell {request.cell}; "
-            f"{_listed('cell', sorted({*found.values()}))}"
+            f"{_listed('cell', sorted({*runs.values()}))}"
         )
     return f"the log has no run {request.run} of cell {request.cell}"
 

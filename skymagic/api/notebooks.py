@@ -19,11 +19,11 @@ from typing import Any
 
 from skymagic.cluster import Node
 from skymagic.display.screen import Copying
-from skymagic.errors import PoolError, RequestError, SkyError, noted_in
+from skymagic.errors import PoolError, RequestError, SkyError, collect_mistakes
 from skymagic.files.changes import summary
 from skymagic.files.copy import Files
 from skymagic.plan import parameters
-from skymagic.pool import keys, making, records
+from skymagic.pool import keys, launch, records
 from skymagic.pool.keys import DisplayRecord, PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import head
@@ -66,12 +66,12 @@ def start(request: NotebookRequest) -> PoolRecord:
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         values = parameters.assigned(request.parameters)
     notebook: dict[str, Any] = {}
     path = request.notebook.expanduser().absolute()
     try:
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             notebook = parameters.parsed(path.read_text(encoding="utf-8"), str(path))
             mistakes += parameters.mistakes(notebook, values)
     except (OSError, UnicodeDecodeError) as problem:
@@ -221,7 +221,7 @@ def machines(key: PoolKey) -> Iterator[list[Node]]:
 
     Each connection is opened when a command runs on the machine.
     """
-    _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
+    _, nodes = launch.attaching_provider(key).attach(key.plan, key.accesses)
     try:
         yield list(nodes)
     finally:
@@ -231,9 +231,9 @@ def machines(key: PoolKey) -> Iterator[list[Node]]:
 
 
 def _messages(
-    head_node: Node, *words: str, order: wire.ExecuteNotebook | None = None
+    head_node: Node, *text: str, order: wire.ExecuteNotebook | None = None
 ) -> Iterator[wire.NotebookMessage]:
-    with contextlib.closing(head_node.run(processes.NOTEBOOK, *words)) as transport:
+    with contextlib.closing(head_node.run(processes.NOTEBOOK, *text)) as transport:
         if order is not None:
             transport.write(wire.CODEC.encode(order))
         with contextlib.suppress(EOFError, OSError):
@@ -244,10 +244,10 @@ def _messages(
 
 
 def _asked(
-    head_node: Node, *words: str, order: wire.ExecuteNotebook | None = None
+    head_node: Node, *question: str, order: wire.ExecuteNotebook | None = None
 ) -> wire.NotebookState:
     """Send a request and return the job's state, which ends the reply."""
-    for message in _messages(head_node, *words, order=order):
+    for message in _messages(head_node, *question, order=order):
         if isinstance(message, wire.NotebookState):
             return message
     raise PoolError(f"{head_node.name} does not answer")

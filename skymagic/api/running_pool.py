@@ -19,12 +19,12 @@ from skymagic.jobs import cell as cells
 from skymagic.jobs import script
 from skymagic.jobs.cloning import clone
 from skymagic.jobs.task import Task
-from skymagic.jobs.workers import side_by_side
+from skymagic.jobs.workers import run_in_parallel
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import Selection
 from skymagic.pool import Pool
 from skymagic.pool.runs import UnfinishedRun
-from skymagic.run.report import Limits
+from skymagic.run.state import Limits
 
 Ranks = Selection | int | str | Iterable[int] | None
 """Ranks or nodes: ``2``, ``"0:4"``, ``[0, 2]``. Each method documents the meaning of None."""
@@ -84,7 +84,7 @@ class RunningPool:
                 The other calls are stopped.
         """
         lazy = body if isinstance(body, Function) else Function(body)
-        return side_by_side(
+        return run_in_parallel(
             [Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool
         )
 
@@ -228,5 +228,5 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> 
     )
 
 
-def _selection(chosen: Ranks) -> Selection | None:
-    return None if chosen is None else Selection.of(chosen)
+def _selection(ranks: Ranks) -> Selection | None:
+    return None if ranks is None else Selection.of(ranks)

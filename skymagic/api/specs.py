@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic import plugins
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
 from skymagic.plan.units import AtLeast, at_least, duration
@@ -28,12 +28,12 @@ ELSEWHERE = {
 """Maps keywords of the magics and of other tools to those of `Compute`."""
 
 
-def request_of(given: Mapping[str, Any]) -> PoolRequest:
+def request_of(options: Mapping[str, Any]) -> PoolRequest:
     """Return the pool request that these keywords of `Compute` describe.
 
     Omitted keywords leave their fields unset. Raises RequestError with all mistakes.
     """
-    keywords = defaultdict[str, Any](lambda: None, given)
+    keywords = defaultdict[str, Any](lambda: None, options)
     for name in ("plugins", "pip", "secrets", "hosts"):
         value = keywords[name]
         keywords[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())
@@ -44,7 +44,7 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
 
         Return None if it is unset, or invalid: all mistakes are raised at once.
         """
-        with noted_in(mistakes, f"{name}: "):
+        with collect_mistakes(mistakes, f"{name}: "):
             return None if keywords[name] is None else reader(keywords[name])
         return None
 
@@ -86,13 +86,13 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
     return replace(request, nodes=1)
 
 
-def _twice(asked: Mapping[str, Any]) -> list[str]:
+def _twice(options: Mapping[str, Any]) -> list[str]:
     """Return a mistake for each setting given under both of its names."""
     pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
     return [
-        f"{a} and {b} are the same ({asked[a]} and {asked[b]}); keep one of them"
+        f"{a} and {b} are the same ({options[a]} and {options[b]}); keep one of them"
         for a, b in pairs
-        if asked[a] is not None and asked[b] is not None
+        if options[a] is not None and options[b] is not None
     ]
 
 

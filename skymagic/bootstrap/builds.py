@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skymagic.bootstrap.facts import BuildOffer, Facts
-from skymagic.bootstrap.own import OwnWheel
+from skymagic.bootstrap.facts import BuildOffer, HostFacts
+from skymagic.bootstrap.local_wheels import OwnWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.plan.image import project
 from skymagic.plan.units import count, size
@@ -34,7 +34,7 @@ _MACOS = {"arm64": (15, 0), "x86_64": (13, 0)}
 """Newest macOS version whose wheels are accepted, by machine."""
 
 
-def platforms(facts: Facts) -> tuple[str, ...]:
+def platforms(facts: HostFacts) -> tuple[str, ...]:
     """Return the platform tags of wheels that run on a host, newest first."""
     from packaging.tags import mac_platforms
 
@@ -52,7 +52,7 @@ def platforms(facts: Facts) -> tuple[str, ...]:
     )
 
 
-def uv_platform(facts: Facts) -> str:
+def uv_platform(facts: HostFacts) -> str:
     """Return the name of the host's platform for ``uv pip compile --python-platform``.
 
     Returns:
@@ -70,13 +70,13 @@ def uv_platform(facts: Facts) -> str:
     )
 
 
-def _glibc(facts: Facts) -> int:
+def _glibc(facts: HostFacts) -> int:
     """Return the minor version of the host's glibc 2, or an old one (17) if it is unknown."""
     match = re.search(r"2\.(\d+)", facts.libc)
     return int(match[1]) if match else 17
 
 
-def misfit(file: str, facts: Facts, minor: str) -> str:
+def misfit(file: str, facts: HostFacts, minor: str) -> str:
     """Explain why a wheel does not run on a host.
 
     Args:
@@ -140,7 +140,7 @@ class Builds:
     only_cuda: tuple[BuildOffer, ...] = ()
 
 
-def choose(requirements: Requirements, facts: Facts) -> Builds:
+def choose(requirements: Requirements, facts: HostFacts) -> Builds:
     """Choose the builds for a host.
 
     uv makes the choice unless PyTorch's index is out of reach. Then the builds are pinned to what
@@ -173,7 +173,7 @@ CUDA_13_DRIVER = 580
 """NVIDIA driver version from which uv's ``auto`` picks PyTorch's builds for CUDA 13."""
 
 
-def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
+def for_gpus(packages: Sequence[str], facts: HostFacts, backend: str) -> tuple[str, ...]:
     """Adapt requirements to a host: add CUDA support to JAX if the host has NVIDIA GPUs.
 
     JAX and PyTorch both bring CUDA's libraries, and one process can load only one copy of each. JAX
@@ -316,7 +316,7 @@ class Package:
         return ", ".join(filter(None, (named, *details)))
 
 
-def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
+def packages(requirements: Requirements, facts: HostFacts) -> tuple[Package, ...]:
     """Return the packages that the host's new environment will hold, requested ones first."""
     builds = choose(requirements, facts)
     labelled = {
@@ -342,7 +342,7 @@ def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
     return (*planned, *(_own(own_wheel) for own_wheel in requirements.own))
 
 
-def download_bytes(requirements: Requirements, facts: Facts) -> int:
+def download_bytes(requirements: Requirements, facts: HostFacts) -> int:
     """Estimate how many bytes a new environment downloads from the network.
 
     Packages from links and indexes on the host's disk do not count.
@@ -360,7 +360,7 @@ def download_bytes(requirements: Requirements, facts: Facts) -> int:
     return total + (UV_BYTES if remote and not facts.uv else 0)
 
 
-def shortage(requirements: Requirements, facts: Facts) -> str:
+def shortage(requirements: Requirements, facts: HostFacts) -> str:
     """Explain why the host's disk will not hold a new environment, or return "" if it may.
 
     Only packages whose sizes are known count.
@@ -368,7 +368,7 @@ def shortage(requirements: Requirements, facts: Facts) -> str:
     return shortage_of(sum(package.nbytes or 0 for package in packages(requirements, facts)), facts)
 
 
-def shortage_of(nbytes: int, facts: Facts) -> str:
+def shortage_of(nbytes: int, facts: HostFacts) -> str:
     """Explain why `nbytes` of wheels do not fit on the host's disk, or return ""."""
     needed, free = nbytes * UNPACKED, facts.disk_kb
     if free is None or needed <= free * 1024:
@@ -379,11 +379,13 @@ def shortage_of(nbytes: int, facts: Facts) -> str:
     )
 
 
-def _own(one: OwnWheel) -> Package:
-    return Package(one.name, one.version, "", Path(one.path).stat().st_size, f"{one.source} here")
+def _own(wheel: OwnWheel) -> Package:
+    return Package(
+        wheel.name, wheel.version, "", Path(wheel.path).stat().st_size, f"{wheel.source} here"
+    )
 
 
-def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> Package:
+def _torch(package: Package, offer: BuildOffer, backend: str, facts: HostFacts) -> Package:
     """Add the build and its source to one of PyTorch's packages."""
     if backend and backend != "cpu":
         fitting = "that fits " + (f"driver {facts.driver}" if facts.driver else "its GPUs")
@@ -399,7 +401,7 @@ NAMED_PACKAGES = 5
 """Number of dependencies that a plan lists by name."""
 
 
-def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:
+def lines(requirements: Requirements, hosts: Mapping[str, HostFacts]) -> tuple[str, ...]:
     """Describe what is installed on hosts that are not ready.
 
     There is a line per requested package and a line for all dependencies. Equal hosts share their
@@ -409,10 +411,10 @@ def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, 
     dependencies: dict[str, list[str]] = {}
     for names, host_packages in _equal_hosts(requirements, hosts):
         for package in host_packages:
-            if package.name in requirements.asked:
+            if package.name in requirements.requested:
                 requested.setdefault(package.text, []).extend(names)
         if dependent := [
-            package for package in host_packages if package.name not in requirements.asked
+            package for package in host_packages if package.name not in requirements.requested
         ]:
             dependencies.setdefault(_summary(dependent), []).extend(names)
     return tuple(
@@ -421,7 +423,7 @@ def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, 
 
 
 def _equal_hosts(
-    requirements: Requirements, hosts: Mapping[str, Facts]
+    requirements: Requirements, hosts: Mapping[str, HostFacts]
 ) -> list[tuple[list[str], list[Package]]]:
     """Group hosts of one platform that get the same versions and builds.
 
@@ -461,22 +463,22 @@ def _merged(alike: Sequence[Package]) -> Package:
     )
 
 
-def _summary(rest: Sequence[Package]) -> str:
+def _summary(packages: Sequence[Package]) -> str:
     """Summarize the dependencies, largest first.
 
     For example:
     "46 packages that these and the ranks need (76.1 MB): scipy 1.17.0, … and 41 more".
     """
-    nbytes = sum(package.nbytes or 0 for package in rest)
+    nbytes = sum(package.nbytes or 0 for package in packages)
     total = f" ({size(nbytes)})" if nbytes else ""
-    largest = sorted(rest, key=lambda package: -(package.nbytes or 0))
+    largest = sorted(packages, key=lambda package: -(package.nbytes or 0))
     shown = ", ".join(
         f"{package.name} {package.version}".strip() for package in largest[:NAMED_PACKAGES]
     )
-    more = f" and {len(rest) - NAMED_PACKAGES} more" if len(rest) > NAMED_PACKAGES else ""
-    return f"{count(len(rest), 'package')} that these and the ranks need{total}: {shown}{more}"
+    more = f" and {len(packages) - NAMED_PACKAGES} more" if len(packages) > NAMED_PACKAGES else ""
+    return f"{count(len(packages), 'package')} that these and the ranks need{total}: {shown}{more}"
 
 
-def _on(names: Sequence[str], hosts: Mapping[str, Facts]) -> str:
+def _on(names: Sequence[str], hosts: Mapping[str, HostFacts]) -> str:
     """Return a suffix that names the hosts, or "" if it applies to all of them."""
     return "" if set(names) == set(hosts) else f" (on {', '.join(names)})"

@@ -55,7 +55,7 @@ COPIED = "copied"
 Sink = Callable[[bytes], object]
 
 
-def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
+def pack_folders(folder: str, names: Sequence[str]) -> Iterator[bytes]:
     """Yield folders below `folder` as a tar stream, in pieces.
 
     The environment's lock is held meanwhile, so that no pool installs into the folders.
@@ -78,7 +78,9 @@ def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
     raise OSError("tar has failed")
 
 
-def received(pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack) -> Iterator[bytes]:
+def receive_pieces(
+    pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack
+) -> Iterator[bytes]:
     """Connect to the previous host in the chain and yield the pieces that it sends.
 
     Raises:
@@ -118,17 +120,17 @@ def followers(pem: str, listener: socket.socket) -> queue.SimpleQueue[ssl.SSLSoc
     return connections
 
 
-def framed(one: ssl.SSLSocket) -> Sink:
+def framed_sink(connection: ssl.SSLSocket) -> Sink:
     """Return a function that sends pieces to the next host, and b"" at the end."""
-    one.settimeout(SILENT_SECONDS)
+    connection.settimeout(SILENT_SECONDS)
 
     def send(data: bytes) -> None:
-        one.sendall(len(data).to_bytes(4, "big") + data)
+        connection.sendall(len(data).to_bytes(4, "big") + data)
 
     return send
 
 
-def copied(pieces: Iterator[bytes], sinks: Sequence[Sink]) -> bool:
+def copy_pieces(pieces: Iterator[bytes], sinks: Sequence[Sink]) -> bool:
     """Pass all pieces to all sinks and return True if the stream was complete.
 
     A sink that fails gets no more pieces and does not hold up the others.
@@ -151,27 +153,27 @@ def copied(pieces: Iterator[bytes], sinks: Sequence[Sink]) -> bool:
     return True
 
 
-def unpacked(pieces: Iterator[bytes], sinks: Sequence[Sink], place: Path) -> bool:
+def unpack_pieces(pieces: Iterator[bytes], sinks: Sequence[Sink], folder: Path) -> bool:
     """Unpack the pieces into a folder while passing them to other sinks.
 
     Returns:
         True if everything was unpacked.
     """
-    place.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     # Without -o, tar running as root would give the files to whichever user has the same numeric ID
     # on this host.
-    command = ["tar", "-C", str(place), "-xof", "-"]
+    command = ["tar", "-C", str(folder), "-xof", "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pipesize=1 << 20
     ) as tar:
         assert tar.stdin is not None
-        is_complete = copied(pieces, [*sinks, tar.stdin.write])
+        is_complete = copy_pieces(pieces, [*sinks, tar.stdin.write])
         with contextlib.suppress(OSError):
             tar.stdin.close()
     return is_complete and tar.returncode == 0
 
 
-def moved(programs: Path, before: str, now: str) -> None:
+def fix_shebangs(programs: Path, before: str, now: str) -> None:
     """Fix the shebang lines of an environment's programs, which contain the interpreter's path."""
     for path in programs.iterdir() if before != now and programs.is_dir() else ():
         if path.is_file() and not path.is_symlink():
@@ -201,7 +203,7 @@ class ChainLink:
         folder: str,
         names: Sequence[str],
         upstream: Sequence[str | int] = (),
-        place: str = "",
+        target: str = "",
         source: str = "",
         last: bool = False,
     ) -> bool:
@@ -217,12 +219,14 @@ class ChainLink:
         """
         with contextlib.ExitStack() as stack:
             if not upstream:
-                return copied(packed(folder, names), self._sinks(stack, last))
-            pieces = received(self._pem, (str(upstream[0]), int(upstream[1])), stack)
-            copy_folder = Path(place, COPIED)
-            if not unpacked(pieces, self._sinks(stack, last), copy_folder):
+                return copy_pieces(pack_folders(folder, names), self._sinks(stack, last))
+            pieces = receive_pieces(self._pem, (str(upstream[0]), int(upstream[1])), stack)
+            copy_folder = Path(target, COPIED)
+            if not unpack_pieces(pieces, self._sinks(stack, last), copy_folder):
                 return False
-            moved(copy_folder / names[0] / "bin", f"{source}/{names[0]}", f"{folder}/{names[0]}")
+            fix_shebangs(
+                copy_folder / names[0] / "bin", f"{source}/{names[0]}", f"{folder}/{names[0]}"
+            )
             return True
 
     def _sinks(self, stack: contextlib.ExitStack, last: bool) -> list[Sink]:
@@ -234,7 +238,9 @@ class ChainLink:
             return (
                 []
                 if last
-                else [framed(stack.enter_context(self._followers.get(timeout=FOLLOWER_SECONDS)))]
+                else [
+                    framed_sink(stack.enter_context(self._followers.get(timeout=FOLLOWER_SECONDS)))
+                ]
             )
         except queue.Empty:
             return []

@@ -58,7 +58,7 @@ class BuildOffer:
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """Facts of a host as the probe gathered them.
 
     Attributes:
@@ -185,7 +185,7 @@ class Facts:
         )
 
 
-def parse(out: str) -> Facts:
+def parse(out: str) -> HostFacts:
     """Parse the probe's output. Lines of other programs are skipped.
 
     Raises:
@@ -210,7 +210,7 @@ def parse(out: str) -> Facts:
     rows, tree, users, holds = (
         values.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold")
     )
-    devices = gpus.listed(rows, tree, users, holds)
+    devices = gpus.parse_nvidia_smi(rows, tree, users, holds)
     text_facts = (
         "system",
         "machine",
@@ -232,7 +232,7 @@ def parse(out: str) -> Facts:
     }
     plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}
     plain |= {name: number(name) or 0 for name in ("uid", "clock", "memory_kb")}
-    return Facts(
+    return HostFacts(
         **plain,
         cpus=number("cpus") or 1,
         gpus=tuple(device.name for device in devices),

@@ -14,7 +14,7 @@ from urllib.parse import quote as escaped
 
 from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.copying import COPIED
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 
@@ -228,7 +228,7 @@ unpack() {
 
 
 def plan_install(
-    requirements: Requirements, facts: Facts, incoming: str, wheel: str
+    requirements: Requirements, facts: HostFacts, incoming: str, wheel: str
 ) -> InstallPlan:
     """Choose how to create an environment: with the host's Python, its uv, or else an uploaded uv.
 
@@ -254,7 +254,7 @@ def plan_install(
     )
 
 
-def install_script(plan: InstallPlan, facts: Facts) -> str:
+def install_script(plan: InstallPlan, facts: HostFacts) -> str:
     """Return sh that creates the environment and unpacks skymagic's code.
 
     It reuses an environment that another pool has created meanwhile.
@@ -286,7 +286,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
     return "\n".join([TELL, *assignments(names), *uncached, *functions, "main </dev/null 2>&1\n"])
 
 
-def requirements_function(plan: InstallPlan, facts: Facts) -> str:
+def requirements_function(plan: InstallPlan, facts: HostFacts) -> str:
     """Return a shell function that writes the package lists.
 
     Passwords in URLs therefore never appear on a command line.
@@ -320,7 +320,7 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
     return writing(files)
 
 
-def links(facts: Facts, incoming: str) -> str:
+def links(facts: HostFacts, incoming: str) -> str:
     """Return the URL of the folder that holds the wheels sent by the notebook."""
     return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
 

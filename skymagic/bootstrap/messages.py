@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from skymagic.bootstrap.builds import misfit, shortage
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.plan.image import lacking
+from skymagic.plan.image import unsatisfied_requirements
 from skymagic.plan.masking import masked
 from skymagic.plan.units import size
 
@@ -52,7 +52,7 @@ class InstallFailure:
         output = [f"  | {line}" for line in self.last]
         return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *output])
 
-    def remedy(self, facts: Facts) -> str:
+    def remedy(self, facts: HostFacts) -> str:
         """Return what to do, as far as the last lines tell."""
         general_advice = "Nothing was left there. Fix this, then create the pool again."
         silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
@@ -124,7 +124,7 @@ def blames_cache(failure: InstallFailure) -> bool:
     return bool(re.search(f"{_UV_CACHE}|{_PIP_CACHE}", "\n".join(failure.last).lower()))
 
 
-def advice(failure: InstallFailure, facts: Facts) -> str:
+def advice(failure: InstallFailure, facts: HostFacts) -> str:
     """Return advice for the error in the last lines, or "" if no known error is among them."""
     text = "\n".join(failure.last).lower()
     full = failure.free_kb is not None and failure.free_kb < DISK_FULL_KB
@@ -141,7 +141,7 @@ def _free(kb: int | None) -> str:
     return "it is unknown how much is" if kb is None else size(kb * 1024)
 
 
-def refusals(facts: Facts, requirements: Requirements) -> list[str]:
+def explain_unusable(facts: HostFacts, requirements: Requirements) -> list[str]:
     """Explain why nothing can be set up on a host.
 
     Returns:
@@ -160,7 +160,7 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
     ]
 
 
-def _safety(facts: Facts) -> list[str]:
+def _safety(facts: HostFacts) -> list[str]:
     """Check that the folder is safe from other users, because programs in it will be run."""
     if facts.foreign:
         return [f"{facts.folder} belongs to another user ({facts.foreign}): {OTHER_FOLDER}"]
@@ -172,7 +172,7 @@ def _safety(facts: Facts) -> list[str]:
     return []
 
 
-def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
+def _wheels(facts: HostFacts, requirements: Requirements) -> list[str]:
     """Explain which wheels that would be uploaded do not run on the host."""
     wheels = {PurePath(path).name: "" for path, _ in requirements.files if path.endswith(".whl")}
     wheels |= {
@@ -187,7 +187,7 @@ def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
     ]
 
 
-def _place(facts: Facts, requirements: Requirements) -> list[str]:
+def _place(facts: HostFacts, requirements: Requirements) -> list[str]:
     if not facts.folder.startswith("/"):
         return [f"its folder {facts.folder!r} is not an absolute path: {OTHER_FOLDER}"]
     if facts.refusal:
@@ -215,7 +215,7 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
     return []
 
 
-def _python(facts: Facts, requirements: Requirements) -> list[str]:
+def _python(facts: HostFacts, requirements: Requirements) -> list[str]:
     """Explain why no interpreter of the required version is available.
 
     The host has none and cannot fetch one.
@@ -232,11 +232,11 @@ def _python(facts: Facts, requirements: Requirements) -> list[str]:
     ]
 
 
-def _pythons(facts: Facts) -> str:
+def _pythons(facts: HostFacts) -> str:
     return ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
 
 
-def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
+def _prepared(facts: HostFacts, requirements: Requirements) -> list[str]:
     """Explain why an interpreter cannot be used as it is."""
     named = (
         "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have "
@@ -255,7 +255,7 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
             f"the files {', '.join(path for path, _ in requirements.files)} cannot be installed "
             "into an interpreter that is used as it is: install them there, and leave them out"
         )
-    lacks = list(lacking(requirements.packages, facts.packages))
+    lacks = list(unsatisfied_requirements(requirements.packages, facts.packages))
     if lacks:
         missing = ", ".join(
             f"{requirement} (it has {has})" if has else str(requirement)
@@ -269,7 +269,7 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
     return problems
 
 
-def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tuple[str, str]:
+def lacks_python(requirements: Requirements, facts: HostFacts, problem: str) -> tuple[str, str]:
     """Return the reason and the remedy if neither Python nor uv can create an environment."""
     reason = (
         f"it cannot be set up: it has no Python {requirements.minor} that makes environments, "

@@ -111,12 +111,12 @@ class InstallProgress:
         self,
         report: Callable[[str], None],
         hidden: Collection[str] = (),
-        words: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda line: None,
         sizes: Mapping[str, int] | None = None,
         runs: Callable[[str], None] = lambda python: None,
     ) -> None:
         self._downloads = Downloads(sizes or {})
-        self._report, self._hidden, self._words = report, hidden, words
+        self._report, self._hidden, self._words = report, hidden, say
         self._runs = runs
         self.done = False
         self._step, self._command = "starting", ""

@@ -15,7 +15,7 @@ from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.builds import misfit, packages
-from skymagic.bootstrap.facts import Facts, parse
+from skymagic.bootstrap.facts import HostFacts, parse
 from skymagic.bootstrap.install import (
     BEGIN,
     COMMON,
@@ -28,14 +28,27 @@ from skymagic.bootstrap.install import (
     plan_install,
     writing,
 )
-from skymagic.bootstrap.messages import InstallFailure, advice, blames_cache, lacks_python, refusals
-from skymagic.bootstrap.own import OwnWheel
+from skymagic.bootstrap.local_wheels import OwnWheel
+from skymagic.bootstrap.messages import (
+    InstallFailure,
+    advice,
+    blames_cache,
+    explain_unusable,
+    lacks_python,
+)
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.remote import Carry, Installation, RemoteShell, Report, upload
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
-from skymagic.bootstrap.wheelhouse import NoWheels, UvUnavailable, Wanted, Wheelhouse, fetch, uv_for
+from skymagic.bootstrap.wheelhouse import (
+    NoWheels,
+    UvUnavailable,
+    Wheelhouse,
+    WheelRequest,
+    fetch,
+    uv_for,
+)
 from skymagic.errors import HostError
 from skymagic.plan.image import project
 
@@ -59,7 +72,7 @@ class Supply:
 # ------------------------------------------------------------------------------- looking and making
 
 
-def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> Facts:
+def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> HostFacts:
     """Return the facts of a host, without changing anything on it.
 
     Args:
@@ -82,9 +95,9 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
         raise HostError(host.label, reason, remedy) from None
 
 
-def refuse(name: str, facts: Facts, requirements: Requirements) -> None:
+def refuse(name: str, facts: HostFacts, requirements: Requirements) -> None:
     """Raise HostError if nothing can be set up on such a host."""
-    if problems := refusals(facts, requirements):
+    if problems := explain_unusable(facts, requirements):
         raise HostError(name, "it cannot be set up: " + ";\n  ".join(problems))
 
 
@@ -92,7 +105,7 @@ def setup(
     host: RemoteShell,
     requirements: Requirements,
     report: Report,
-    facts: Facts | None = None,
+    facts: HostFacts | None = None,
     supply: Supply | None = None,
     early: Callable[[Installation], None] = lambda ready: None,
 ) -> Installation:
@@ -170,13 +183,13 @@ def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
 def _install(
     host: RemoteShell,
     requirements: Requirements,
-    facts: Facts,
+    facts: HostFacts,
     report: Report,
     supply: Supply,
     runs: Callable[[str], None],
 ) -> None:
     plan = plan_install(
-        requirements, facts, supply.copied or secrets.token_hex(8), wheel.running()[1]
+        requirements, facts, supply.copied or secrets.token_hex(8), wheel.running_wheel()[1]
     )
     plan = replace(plan, sent=supply.house.pins if supply.house else (), copied=bool(supply.copied))
     wheels = (
@@ -195,7 +208,7 @@ def _install(
 def _tried(
     host: RemoteShell,
     plan: InstallPlan,
-    facts: Facts,
+    facts: HostFacts,
     report: Report,
     runs: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
@@ -230,13 +243,13 @@ def _tried(
     )
 
 
-def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes | Path]:
+def _files(host: RemoteShell, plan: InstallPlan, facts: HostFacts) -> dict[str, bytes | Path]:
     """Return the files to upload, by name."""
     files: dict[str, bytes | Path] = {
         Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files
     }
     if plan.wheel:
-        files[plan.wheel] = wheel.running()[2]
+        files[plan.wheel] = wheel.running_wheel()[2]
     if plan.uv == UPLOADED:
         try:
             files["uv.gz"] = uv_for(facts)
@@ -314,7 +327,7 @@ class Addition:
     """
 
     packages: tuple[str, ...]
-    kept: tuple[str, ...] = ()
+    preserved: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=(), repr=False)
     own: tuple[OwnWheel, ...] = ()
@@ -325,7 +338,7 @@ def add(
     host: RemoteShell,
     installation: Installation,
     addition: Addition,
-    words: Words,
+    report: Words,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Install more packages into the environment of an installation.
@@ -351,14 +364,14 @@ def add(
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}")
-    wheelhouse = _fetched(host, installation, addition, words) if facts.without_index else None
+    wheelhouse = _fetched(host, installation, addition, report) if facts.without_index else None
     wheels = (
         {f"wheels/{name}": path for name, path in wheelhouse.files.items()}
         if wheelhouse is not None
         else {}
     )
-    upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, words, addition.carry)
-    progress = InstallProgress(lambda step: None, requirements.hidden, words)
+    upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, report, addition.carry)
+    progress = InstallProgress(lambda step: None, requirements.hidden, report)
 
     def feed(line: str) -> None:
         if cancelled():
@@ -380,7 +393,7 @@ def add(
 
 
 def _fetched(
-    host: RemoteShell, installation: Installation, addition: Addition, words: Words
+    host: RemoteShell, installation: Installation, addition: Addition, report: Words
 ) -> Wheelhouse:
     """Fetch the wheels of an addition for a host that reaches no index.
 
@@ -390,17 +403,17 @@ def _fetched(
     paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [
         own_wheel.path for own_wheel in addition.own
     ]
-    request = Wanted(
+    request = WheelRequest(
         addition.packages,
         requirements.minor,
         addition.preferences,
-        addition.kept,
+        addition.preserved,
         requirements.every_index,
         tuple(paths),
         requirements.backend,
     )
     try:
-        return fetch(request, installation.facts, words)
+        return fetch(request, installation.facts, report)
     except NoWheels as problem:
         what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
         raise HostError(
@@ -422,7 +435,7 @@ def addition_script(
     """
     facts, requirements = installation.facts, installation.requirements
     backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
-    has_torch = any(project(pin) in TORCH for pin in addition.kept)
+    has_torch = any(project(pin) in TORCH for pin in addition.preserved)
     names = {
         "folder": facts.folder,
         "env": facts.env,
@@ -441,18 +454,18 @@ def addition_script(
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
-def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
+def _lists(addition: Addition, indexes: tuple[str, ...], index: str) -> str:
     """Return a shell function that writes the package lists.
 
     Passwords in URLs therefore never appear on a command line.
     """
-    own = [_url(place, own_wheel.file) for own_wheel in addition.own]
-    uploaded = [_url(place, path.name) for path in addition.files]
+    own = [_url(index, own_wheel.file) for own_wheel in addition.own]
+    uploaded = [_url(index, path.name) for path in addition.files]
     lines = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
     files = {
         "requirements.txt": lines,
         "builds.txt": (),
-        "kept.txt": addition.kept,
+        "kept.txt": addition.preserved,
         "versions.txt": addition.preferences,
         "renewed.txt": own,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in addition.own],
@@ -460,5 +473,5 @@ def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
     return writing(files)
 
 
-def _url(place: str, name: str) -> str:
-    return f"file://{escaped(f'{place}/{name}')}"
+def _url(location: str, name: str) -> str:
+    return f"file://{escaped(f'{location}/{name}')}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Protocol
 
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.progress import InstallStep
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import any_shell, any_shell_word
@@ -72,7 +72,7 @@ class Installation:
     """
 
     python: str
-    facts: Facts
+    facts: HostFacts
     code: str
     requirements: Requirements = field(repr=False)
 
@@ -99,7 +99,7 @@ class Installation:
 
 def upload(
     host: RemoteShell,
-    place: str,
+    target: str,
     files: Mapping[str, bytes | Path],
     report: Report,
     carry: Carry | None = None,
@@ -117,18 +117,18 @@ def upload(
         remaining = {
             name: data
             for name, data in files.items()
-            if not _carried(host, f"{place}/{name}", data, carry)
+            if not _carried(host, f"{target}/{name}", data, carry)
         }
-        for name, content in announced(remaining, report):
-            host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
+        for name, content in report_large_files(remaining, report):
+            host.upload(f"{target}/{name}", chunks(content), nbytes_of(content))
     except BaseException:
         # If this fails too, a later installation removes the folder after a day.
         with contextlib.suppress(Exception):
-            host.run(f"rm -rf {quote(place)}", timeout=10.0)
+            host.run(f"rm -rf {quote(target)}", timeout=10.0)
         raise
 
 
-def announced(
+def report_large_files(
     files: Mapping[str, bytes | Path], report: Report
 ) -> Iterator[tuple[str, bytes | Path]]:
     """Yield each file once those before it are sent, and report large ones."""

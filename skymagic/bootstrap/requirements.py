@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.own import NoWheel, OwnWheel, origin, own_wheel
+from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, origin, own_wheel
 from skymagic.errors import RequestError
 from skymagic.plan.distributions import canonical
 from skymagic.plan.image import LATEST, Image, PipIndex, is_place, project
@@ -77,7 +77,7 @@ class Requirements:
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
-    asked: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    requested: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     hidden: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @property
@@ -277,8 +277,10 @@ def _needed(
         waiting += [dependency for dependency in needed if _applies(dependency, extras)]
 
 
-def _allowed(here: InstalledDistribution, asked: SpecifierSet | None) -> bool:
-    return asked is None or (str(asked) != LATEST and asked.contains(here.public, prereleases=True))
+def _allowed(installed: InstalledDistribution, specifiers: SpecifierSet | None) -> bool:
+    return specifiers is None or (
+        str(specifiers) != LATEST and specifiers.contains(installed.public, prereleases=True)
+    )
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
@@ -399,9 +401,9 @@ def requirements_of(
         files=tuple(files),
         own=own_wheels,
         commands=tuple(commands),
-        code=wheel.running()[0],
+        code=wheel.running_wheel()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
-        asked=frozenset(filter(None, requested)),
+        requested=frozenset(filter(None, requested)),
         hidden=frozenset(hidden),
     )
 

@@ -129,7 +129,7 @@ def parse_list(out: str) -> Running:
     Raises:
         ValueError: the script did not run to its end.
     """
-    lines = said(out)
+    lines = parse_lines(out)
     records = [read(text) for what, text in lines if what == "record"]
     clock = next((float(text) for what, text in lines if what == "clock" and text.isdigit()), 0.0)
     unique_records = {
@@ -147,11 +147,11 @@ def parse_end(out: str) -> tuple[int, int]:
     Raises:
         ValueError: the script did not run to its end.
     """
-    keywords = [what for what, _ in said(out)]
+    keywords = [what for what, _ in parse_lines(out)]
     return keywords.count("ended"), keywords.count("left")
 
 
-def said(out: str) -> list[tuple[str, str]]:
+def parse_lines(out: str) -> list[tuple[str, str]]:
     """Return (keyword, text) for each line that one of our scripts printed.
 
     The last keyword is "end".
@@ -282,7 +282,7 @@ def parse_disk(out: str) -> Disk:
     Raises:
         ValueError: the script did not run to its end.
     """
-    lines = said(out)
+    lines = parse_lines(out)
     free, _, folder = next((text for what, text in lines if what == "folder"), "0 ").partition(" ")
     items = [_item(text) for what, text in lines if what == "disk"]
     return Disk(folder, int(free) * 1024, tuple(items), parse_list(out))
@@ -295,24 +295,24 @@ def _item(text: str) -> DiskItem:
     )
 
 
-def removable(disk: Disk, every: bool) -> list[DiskItem]:
+def removable(disk: Disk, include_all: bool) -> list[DiskItem]:
     """Return the items that may be removed.
 
-    These are environments and code that no pool has used for `UNUSED_AFTER`, or with `every`, all
-    that no pool uses now. Only with `every` are package caches removed too, and interpreters if no
+    These are environments and code that no pool has used for `UNUSED_AFTER`, or with `include_all`, all
+    that no pool uses now. Only with `include_all` are package caches removed too, and interpreters if no
     environment is left.
     """
     now = disk.running.clock
 
     def unused(item: DiskItem) -> bool:
-        limit = 0.0 if every else UNUSED_AFTER
+        limit = 0.0 if include_all else UNUSED_AFTER
         # Another pool may be creating it at this moment.
         if item.kind == "env" and not item.ready:
             limit = max(limit, BEING_MADE)
         return now - item.used >= limit and not disk.users(item)
 
     to_remove = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
-    if every:
+    if include_all:
         # The environments that stay still need the interpreters that uv fetched.
         has_environments = any(item.kind == "env" and item not in to_remove for item in disk.items)
         whole_kinds = ("cache",) if has_environments else ("cache", "python")
@@ -332,4 +332,4 @@ def parse_clean(out: str) -> Collection[str]:
     Raises:
         ValueError: the script did not run to its end.
     """
-    return {text for what, text in said(out) if what == "removed"}
+    return {text for what, text in parse_lines(out) if what == "removed"}

@@ -82,7 +82,7 @@ def _sha256(data: bytes) -> str:
 
 
 @cache
-def running() -> tuple[str, str, bytes]:
+def running_wheel() -> tuple[str, str, bytes]:
     """Return the digest, file name and bytes of the running code.
 
     The files are read once, at the first call.

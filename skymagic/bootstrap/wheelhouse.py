@@ -27,8 +27,8 @@ from importlib import metadata
 from pathlib import Path
 
 from skymagic.bootstrap.builds import for_gpus, platforms, uv_platform
-from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.own import user_cache
+from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.local_wheels import user_cache
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 from skymagic.errors import SkyError
 from skymagic.plan.masking import masked_command, without_colours
@@ -45,7 +45,7 @@ class UvUnavailable(SkyError):
     """uv cannot be obtained here. The message has the reason, in several lines."""
 
 
-def uv_for(facts: Facts) -> bytes:
+def uv_for(facts: HostFacts) -> bytes:
     """Return uv's program for a host's platform, gzipped. It is cached in the user's cache folder.
 
     Hosts run this program. Therefore a cached file is used only if the user owns it, nobody else
@@ -84,7 +84,7 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _local_uv(facts: Facts) -> bytes | None:
+def _local_uv(facts: HostFacts) -> bytes | None:
     """Return this machine's uv if it runs on the host too."""
     path = shutil.which("uv")
     same = (facts.system, facts.machine) == (
@@ -98,7 +98,7 @@ def _local_uv(facts: Facts) -> bytes | None:
     return data if data[:2] != b"#!" else None
 
 
-def _download_uv(facts: Facts) -> bytes:
+def _download_uv(facts: HostFacts) -> bytes:
     if facts.system not in ("Linux", "Darwin"):
         raise UvUnavailable("uv is not built for this system")
     # the program for musl is static, and runs on any Linux
@@ -161,7 +161,7 @@ class NoWheels(SkyError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WheelRequest:
     """Packages that hosts of one kind need.
 
     Attributes:
@@ -208,10 +208,10 @@ class Wheelhouse:
 
 
 _lock = threading.Lock()
-_houses: dict[tuple[Wanted, object], Wheelhouse] = {}
+_houses: dict[tuple[WheelRequest, object], Wheelhouse] = {}
 
 
-def kind(facts: Facts) -> tuple[object, ...]:
+def kind(facts: HostFacts) -> tuple[object, ...]:
     """Return the facts that decide which wheels a host needs: hosts of one kind need the same."""
     return (
         facts.system,
@@ -223,7 +223,7 @@ def kind(facts: Facts) -> tuple[object, ...]:
     )
 
 
-def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhouse:
+def fetch(request: WheelRequest, facts: HostFacts, say: Callable[[str], None]) -> Wheelhouse:
     """Fetch the wheels for hosts of one kind.
 
     Concurrent calls for the same wheels share the result.
@@ -237,36 +237,36 @@ def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhous
         NoWheels: a package has no wheel for that platform, or the notebook's own index cannot be
             reached.
     """
-    key = wanted, kind(facts)
+    key = request, kind(facts)
     with _lock:
         if key not in _houses:
             say(f"fetching packages for {facts.system} {facts.machine} here")
-            wheelhouse = _fetch(wanted, facts)
+            wheelhouse = _fetch(request, facts)
             while len(_houses) >= _HOUSES:
                 _houses.pop(next(iter(_houses)))
             _houses[key] = wheelhouse
         return _houses[key]
 
 
-def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
+def _fetch(request: WheelRequest, facts: HostFacts) -> Wheelhouse:
     folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
     with (
         contextlib.ExitStack() as undo,
         tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work,
     ):
         undo.callback(folder.cleanup)
-        pins = _resolved(wanted, facts, Path(work))
+        pins = _resolved(request, facts, Path(work))
         for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
         if for_cuda and not facts.accelerated and "torch" in map(_name, pins):
             raise NoWheels(
                 "torch is needed there, the host has no GPU, and the notebook's package indexes "
                 "have only builds for CUDA"
             )
-        local_names = {text.partition("==")[0] for text in map(_of_file, wanted.paths)}
+        local_names = {text.partition("==")[0] for text in map(_of_file, request.paths)}
         pins = [
-            pin for pin in pins if _name(pin) not in local_names and pin not in wanted.constraints
+            pin for pin in pins if _name(pin) not in local_names and pin not in request.constraints
         ]
-        _download(pins, wanted, facts, Path(work), folder.name)
+        _download(pins, request, facts, Path(work), folder.name)
         undo.pop_all()
     return Wheelhouse(tuple(pins), folder)
 
@@ -289,17 +289,17 @@ def _of_file(path: str) -> str:
 # --------------------------------------------------------------------------------------- resolution
 
 
-def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
-    """Return pins of `wanted` and all dependencies on the host's platform."""
-    indexes = [f"--extra-index-url {url}" for url in wanted.indexes]
-    paths = [Path(path).as_uri() for path in wanted.paths]
+def _resolved(request: WheelRequest, facts: HostFacts, work: Path) -> list[str]:
+    """Return pins of `request` and all dependencies on the host's platform."""
+    indexes = [f"--extra-index-url {url}" for url in request.indexes]
+    paths = [Path(path).as_uri() for path in request.paths]
     (work / "requirements.txt").write_text(
-        "\n".join([*indexes, *for_gpus(wanted.packages, facts, wanted.backend), *paths, ""])
+        "\n".join([*indexes, *for_gpus(request.packages, facts, request.backend), *paths, ""])
     )
-    (work / "always.txt").write_text("\n".join([*wanted.constraints, ""]))
-    (work / "versions.txt").write_text("\n".join([*wanted.preferences, ""]))
+    (work / "always.txt").write_text("\n".join([*request.constraints, ""]))
+    (work / "versions.txt").write_text("\n".join([*request.preferences, ""]))
     (work / "builds.txt").write_text("\n".join([*_builds_here(facts), ""]))
-    backend = (wanted.backend or "auto") if facts.accelerated else "cpu"
+    backend = (request.backend or "auto") if facts.accelerated else "cpu"
     error = ""
     for torch_backend, constraints in (
         (backend, ("versions.txt",)),
@@ -311,14 +311,14 @@ def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
         options = [
             word for file in ("always.txt", *constraints) for word in ("-c", str(work / file))
         ]
-        error = _compile(wanted, facts, torch_backend, options, work)
+        error = _compile(request, facts, torch_backend, options, work)
         if not error:
             lines = (work / "resolved.txt").read_text().splitlines()
             return [line.partition(" ")[0] for line in lines if re.match(r"[\w.-]+==", line)]
     raise NoWheels(error)
 
 
-def _builds_here(facts: Facts) -> list[str]:
+def _builds_here(facts: HostFacts) -> list[str]:
     """Return the notebook's own builds of PyTorch's packages that match the host's devices."""
     builds = []
     for name in ("torch", "torchvision", "torchaudio"):
@@ -331,7 +331,9 @@ def _builds_here(facts: Facts) -> list[str]:
     return builds
 
 
-def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str], work: Path) -> str:
+def _compile(
+    request: WheelRequest, facts: HostFacts, backend: str, options: Sequence[str], work: Path
+) -> str:
     """Resolve with uv, using the settings of the notebook's pip.
 
     Returns:
@@ -352,7 +354,7 @@ def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str],
         "--python",
         sys.executable,
     ]
-    arguments += ["--python-version", wanted.minor, "--python-platform", uv_platform(facts)]
+    arguments += ["--python-version", request.minor, "--python-platform", uv_platform(facts)]
     arguments += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
     env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
     return _run(["/bin/sh", "-c", script, "sh", *arguments], env)
@@ -362,7 +364,7 @@ def _program() -> str:
     """Return the path of a uv for this machine."""
     if (path := shutil.which("uv")) is not None:
         return path
-    this_machine = Facts(
+    this_machine = HostFacts(
         system=platform.system(), machine=platform.machine(), hostname="", home="", folder=""
     )
     try:
@@ -386,23 +388,30 @@ def _program() -> str:
 # ---------------------------------------------------------------------------------------- downloads
 
 
-def _download(pins: Sequence[str], wanted: Wanted, facts: Facts, work: Path, folder: str) -> None:
+def _download(
+    pins: Sequence[str], request: WheelRequest, facts: HostFacts, work: Path, folder: str
+) -> None:
     labels = {
         match[1] for pin in pins if (match := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))
     }
     plain = [pin for pin in pins if "+" not in pin]
-    error = _pip(plain, wanted.indexes, wanted.minor, facts, work, folder) if plain else ""
+    error = _pip(plain, request.indexes, request.minor, facts, work, folder) if plain else ""
     if not error and (labelled := [pin for pin in pins if "+" in pin]):
-        error = _pip(labelled, wanted.indexes, wanted.minor, facts, work, folder)
+        error = _pip(labelled, request.indexes, request.minor, facts, work, folder)
         if error and labels:
-            indexes = (*wanted.indexes, *(WHEELS + label for label in sorted(labels)))
-            error = _pip(labelled, indexes, wanted.minor, facts, work, folder)
+            indexes = (*request.indexes, *(WHEELS + label for label in sorted(labels)))
+            error = _pip(labelled, indexes, request.minor, facts, work, folder)
     if error:
         raise NoWheels(error)
 
 
 def _pip(
-    pins: Sequence[str], indexes: Sequence[str], minor: str, facts: Facts, work: Path, folder: str
+    pins: Sequence[str],
+    indexes: Sequence[str],
+    minor: str,
+    facts: HostFacts,
+    work: Path,
+    folder: str,
 ) -> str:
     """Download these pins for a platform.
 

@@ -47,7 +47,9 @@ class Agents(AgentRequests):
         ended: Callable[[str], None],
         problem: Callable[[str], None],
         shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
-        told: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: None,
+        on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: (
+            None
+        ),
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note, self._ended, self._problem = (
@@ -57,7 +59,7 @@ class Agents(AgentRequests):
             ended,
             problem,
         )
-        self._shown, self._told = shown, told
+        self._shown, self._told = shown, on_notice
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}

@@ -101,7 +101,7 @@ class Verdict:
     """A problem of a node; `broken` if the node cannot be used, else only worth knowing."""
 
     node: int
-    words: str
+    reasons: str
     broken: bool = False
 
 
@@ -126,7 +126,7 @@ class Findings:
         for index, node in enumerate(self.nodes):
             for text in _broken(node, self.expected):
                 verdicts.append(Verdict(index, text, broken=True))
-            for text in [] if node.unreached else _worth_knowing(node, usual, clock):
+            for text in [] if node.unreached else _notes_of(node, usual, clock):
                 verdicts.append(Verdict(index, text))
         return verdicts
 
@@ -144,7 +144,7 @@ class Findings:
         """Return the table cells of each node."""
         texts: dict[int, list[str]] = {}
         for verdict in self.verdicts:
-            texts.setdefault(verdict.node, []).append(verdict.words)
+            texts.setdefault(verdict.node, []).append(verdict.reasons)
         return [
             (*_cells(node), "; ".join(texts.get(index, [])) or "good")
             for index, node in enumerate(self.nodes)
@@ -178,7 +178,7 @@ def _broken(node: Health, expected: int) -> list[str]:
     ]
 
 
-def _worth_knowing(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
+def _notes_of(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
     notes = []
     if other_drivers := sorted({gpu.driver for gpu in node.gpus} - {usual_driver}):
         notes.append(f"driver {', '.join(other_drivers)}, where most have {usual_driver}")

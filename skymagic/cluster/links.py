@@ -308,7 +308,7 @@ class Routes:
 
 
 def common_address(
-    nodes: Sequence[Node], places: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]
+    nodes: Sequence[Node], ports: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]
 ) -> str:
     """Return the first address of the head that all other nodes reach.
 
@@ -320,11 +320,11 @@ def common_address(
     Raises:
         ProvisionError: no such address exists.
     """
-    for address in places:
+    for address in ports:
         if all(address in routes for routes in ways.values()):
             return address
     head = nodes[0].name
-    if not places:
+    if not ports:
         raise ProvisionError(
             f"{head} has no private IPv4 address, by which the nodes of a pool reach each other "
             "(IPv6 alone does not do): "
@@ -333,6 +333,6 @@ def common_address(
     lost = [nodes[index].name for index, routes in ways.items() if not routes]
     raise ProvisionError(
         f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves "
-        f"all ({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one "
+        f"all ({head} has {', '.join(ports) or 'none'}); the nodes of a pool must be in one "
         "network, and let each other in"
     )

@@ -278,7 +278,7 @@ class States:
                 self.last_lines[message.rank] = message.text
         return None
 
-    def taken_back(self, ranks: Iterable[int]) -> dict[int, str]:
+    def reclaimed_nodes(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return the reclaimed nodes among those of these ranks, with the provider's explanation.
 
         Only nodes where a signal has ended a rank are asked about: that may happen a moment before

@@ -16,7 +16,7 @@ TIMEOUT = 20.0
 """Seconds that a node has to send each megabyte of a log."""
 
 
-def last(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
+def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
     """Return the last lines of a rank's log and the log's size in bytes.
 
     This also works for a rank that has ended.
@@ -28,7 +28,7 @@ def last(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
     return reply["text"], reply["end"]
 
 
-def since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
+def output_since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
     """Return a rank's log from byte `start` on and where it ends.
 
     Wait for new output up to `timeout` seconds.
@@ -37,7 +37,7 @@ def since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, i
     return ("", start) if reply is None else (reply["text"], reply["end"])
 
 
-def of_run(agents: Agents, rank: int, run: int) -> str | None:
+def output_of_run(agents: Agents, rank: int, run: int) -> str | None:
     """Return a rank's output in a run, also while it runs; None if its node no longer knows the
     run.
     """

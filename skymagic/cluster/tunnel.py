@@ -123,7 +123,7 @@ class Tunnel:
 
     # -- public ------------------------------------------------------------------------------------
 
-    def forward(self, address: str, port: int, wanted: int = 0) -> int:
+    def forward(self, address: str, port: int, remote_port: int = 0) -> int:
         """Return a port of 127.0.0.1 that leads to an address and port on the node.
 
         Repeated calls return the same port.
@@ -134,7 +134,7 @@ class Tunnel:
         if (existing := self._ports.get((address, port))) is not None:
             return existing
         try:
-            listener = socket.create_server(("127.0.0.1", wanted), backlog=128)
+            listener = socket.create_server(("127.0.0.1", remote_port), backlog=128)
         except OSError:
             # the preferred port is taken: let the system choose
             listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -285,12 +285,14 @@ class Tunnel:
         else:
             self._reconnect(f"the node did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
 
-    def _on_reply(self, connection: TunnelConnection, reply: HandshakeReply, rest: bytes) -> None:
+    def _on_reply(
+        self, connection: TunnelConnection, reply: HandshakeReply, payload: bytes
+    ) -> None:
         if connection is not self._connection:
             return
         self._deadline = None
         if reply.error:
-            if reply.gone:
+            if reply.is_lost:
                 # another boot id means that the machine was restarted, and everything on it is lost
                 restarted = self._boot_id and reply.boot_id != self._boot_id
                 self._fail(RESTARTED if restarted else reply.error)
@@ -300,7 +302,7 @@ class Tunnel:
         self._replied = True
         self._boot_id = reply.boot_id
         try:
-            self._loop.attach(connection.near, reply.received, read=rest)
+            self._loop.attach(connection.near, reply.received, read=payload)
         except ProtocolError as problem:
             self._fail(f"{GONE}: {problem}")
             return
@@ -446,10 +448,10 @@ class AgentTunnel:
         )
         return self._tunnel.agent
 
-    def forward(self, address: str, port: int, wanted: int = 0) -> int:
+    def forward(self, address: str, port: int, remote_port: int = 0) -> int:
         """Return a local port that leads to a port of the node, as `Tunnel.forward`."""
         assert self._tunnel is not None
-        return self._tunnel.forward(address, port, wanted)
+        return self._tunnel.forward(address, port, remote_port)
 
     def move(self) -> None:
         """Move to a new connection (`Tunnel.move`)."""

@@ -190,14 +190,14 @@ class AgentEnd:
             return self._changed.wait_for(lambda: self._complaint is not None, timeout)
 
 
-def how_ended(status: int, said: str) -> str:
+def how_ended(status: int, output: str) -> str:
     """Describe an agent's end in words; "" if it ended normally."""
     if not status:
-        return said
+        return output
     # `signal_name` returns "signal 40" for a signal without a name.
     how = (
         f"signal {signal_name(-status).removeprefix('signal ')}"
         if status < 0
         else f"exit status {status}"
     )
-    return f"{said}\n({how})" if said else how
+    return f"{output}\n({how})" if output else how

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.display.live import own_kernel, watched, widget_view
+from skymagic.display.live import is_watched, own_kernel, widget_view
 
 RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
 """Seconds between two measurements of the ranks' use, and total seconds of measuring.
@@ -68,7 +68,7 @@ class Actions:
     """
 
     stop: Callable[[], object]
-    where: Callable[[], str] | None = None
+    anchor: Callable[[], str] | None = None
     ranks: Callable[[], str] | None = None
 
 
@@ -91,7 +91,7 @@ class Controls:
         self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML(STYLE)
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
         pressed = [(self._stop, self._pressed)]
-        if actions.where is not None:
+        if actions.anchor is not None:
             pressed.append(
                 (_button("where is it?", "search", "where each rank is now"), self._asked)
             )
@@ -147,10 +147,10 @@ class Controls:
         threading.Thread(target=self._answer, name="skymagic-where", daemon=True).start()
 
     def _answer(self) -> None:
-        if self._actions.where is None:
+        if self._actions.anchor is None:
             return
         try:
-            text = self._actions.where()
+            text = self._actions.anchor()
         except Exception as problem:  # the pool may have ended in the meantime
             text = f"{type(problem).__name__}: {problem}"
         if not self._closed:
@@ -237,12 +237,12 @@ def _close(widgets: Sequence[Any]) -> None:
                     part.close()
 
 
-def _button(words: str, icon: str, tooltip: str) -> Any:
+def _button(label: str, icon: str, tooltip: str) -> Any:
     import ipywidgets
 
     # keeps a long line from squeezing the button's text
     return ipywidgets.Button(
-        description=words, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"}
+        description=label, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"}
     )
 
 
@@ -262,7 +262,7 @@ def controls(line: str, actions: Actions) -> Controls | None:
     That is the case if the notebook is unattended, ipywidgets is missing, or presses cannot be
     received.
     """
-    if not watched() or (channel := shell_channel()) is None:
+    if not is_watched() or (channel := shell_channel()) is None:
         return None
     try:
         return Controls(line, actions, channel)

@@ -16,7 +16,7 @@ from skymagic.data.values.descriptions import describe
 from skymagic.display import text
 from skymagic.display.run_line import short
 from skymagic.display.text import NO_ANSWER, html_table, table
-from skymagic.plan.units import agreeing, count, ranges, rank_words
+from skymagic.plan.units import count, ranges, rank_words, verb_form
 
 PATH_PARTS = 3
 """Number of path components shown of a library's file, counted from the end."""
@@ -30,7 +30,7 @@ VALUED = ("int", "float", "bool", "str", "complex")
 Frame = Mapping[str, Any]
 
 
-def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], others: Mapping[int, str]) -> str:
+def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], summaries: Mapping[int, str]) -> str:
     """Return the position of each rank: a heading per position, and the user's frames below it.
 
     Frames are listed outermost first.
@@ -42,12 +42,15 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], others: Mapping[int,
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(by_rank.items()):
         groups.setdefault(_stack(stack), []).append(rank)
-    if list(groups) == [IDLE] and not others:
+    if list(groups) == [IDLE] and not summaries:
         return (
-            f"no cell runs: {rank_words(groups[IDLE])} {agreeing(len(by_rank), 'is', 'are')} idle"
+            f"no cell runs: {rank_words(groups[IDLE])} {verb_form(len(by_rank), 'is', 'are')} idle"
         )
     return "\n".join(
-        [*(f"{rank_words(ranks)}{position}" for position, ranks in groups.items()), *states(others)]
+        [
+            *(f"{rank_words(ranks)}{position}" for position, ranks in groups.items()),
+            *states(summaries),
+        ]
     )
 
 
@@ -104,7 +107,7 @@ def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def _rows(
-    name: str, held: Mapping[int, Mapping[str, str]], asked: int
+    name: str, held: Mapping[int, Mapping[str, str]], limit: int
 ) -> list[tuple[str, str, str, str]]:
     ranks_by_value: dict[tuple[str, str], list[int]] = {}
     for rank, description in held.items():
@@ -120,7 +123,7 @@ def _rows(
             else [description_text]
         )
         differ = len({held[rank].get("checksum", "") for rank in ranks}) > 1
-        ranks_text = "" if asked == 1 else "all" if len(ranks) == asked else rank_words(ranks)
+        ranks_text = "" if limit == 1 else "all" if len(ranks) == limit else rank_words(ranks)
         shown_values = " ".join(values) if len(values) == 1 else _between(values)
         rows.append(
             (name, kind, shown_values, f"{ranks_text}{', values differ' if differ else ''}")
@@ -183,13 +186,13 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
     return list(_folded(list(zip(ranks, kinds, values, strict=True))))
 
 
-def _folded(found: list[tuple[int, str, Any]]) -> Iterator[Row]:
-    numbers = [(rank, kind, value) for rank, kind, value in found if type(value) in (int, float)]
+def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
+    numbers = [(rank, kind, value) for rank, kind, value in rows if type(value) in (int, float)]
     ranks_by_row: dict[tuple[str, str], list[int]] = {}
     for kind in dict.fromkeys(kind for _, kind, _ in numbers):
         of_kind = {rank: float(value) for rank, type_name, value in numbers if type_name == kind}
         ranks_by_row[kind, _spread(list(of_kind.values()))] = list(of_kind)
-    for rank, kind, value in found:
+    for rank, kind, value in rows:
         if type(value) not in (int, float):
             ranks_by_row.setdefault((kind, words(value)), []).append(rank)
     groups = list(ranks_by_row.items())

@@ -63,29 +63,29 @@ def in_notebook() -> bool:
     """
     kernel = own_kernel()
     return kernel is not None and (
-        not allows_questions(kernel) or says_its_cell(kernel) or "google.colab" in sys.modules
+        not allows_questions(kernel) or names_parent_cell(kernel) or "google.colab" in sys.modules
     )
 
 
-def watched() -> bool:
+def is_watched() -> bool:
     """Return True if a user watches this notebook while it runs.
 
     nbconvert and papermill declare that they allow no questions.
     """
-    return in_notebook() and not noninteractive() and allows_questions(own_kernel())
+    return in_notebook() and not is_noninteractive() and allows_questions(own_kernel())
 
 
-def noninteractive() -> bool:
+def is_noninteractive() -> bool:
     """Return True if the user has declared the notebook unattended."""
     return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
 
 
-def shutting_down() -> bool:
+def is_shutting_down() -> bool:
     """Return True if this process is a kernel asked to shut down, for a restart or for good."""
     return getattr(own_kernel(), "_shutdown_message", None) is not None
 
 
-def restarting() -> bool:
+def is_restarting() -> bool:
     """Return True if this process is a kernel that shuts down to be restarted.
 
     The request comes from a front end's menu. Called when the process ends.
@@ -99,7 +99,7 @@ def allows_questions(kernel: Any) -> bool:
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
-def says_its_cell(kernel: Any) -> bool:
+def names_parent_cell(kernel: Any) -> bool:
     """Return True if the request comes from a front end that names its cell.
 
     JupyterLab, Notebook 7 and VS Code do. Also True if unknown, on a thread.
@@ -229,7 +229,7 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Show the current activity, if a user watches."""
         text = sanitized(text)
-        if watched():
+        if is_watched():
             self._area = self._area or Area()
             self._area.draw(text)
         elif (stream := own_stream()) is not None and stream.isatty():
@@ -260,7 +260,7 @@ def own_stream() -> Any:
 YES = ("y", "yes")
 
 
-def confirmed(question: str) -> bool:
+def ask_yes_no(question: str) -> bool:
     """Ask the user, and return True for yes.
 
     The answer is no without a terminal or a notebook that can ask, and on threads other than the
@@ -275,9 +275,9 @@ def confirmed(question: str) -> bool:
     return answer.strip().casefold() in YES
 
 
-def asks_secrets() -> Callable[[str], str] | None:
+def secret_prompt() -> Callable[[str], str] | None:
     """Return the function that reads a passphrase, or None if questions are disabled."""
-    return None if noninteractive() else getpass.getpass
+    return None if is_noninteractive() else getpass.getpass
 
 
 def _can_ask() -> bool:
@@ -285,7 +285,7 @@ def _can_ask() -> bool:
 
     papermill and nbconvert do not.
     """
-    if noninteractive():
+    if is_noninteractive():
         return False
     if (kernel := own_kernel()) is not None:
         return bool(getattr(kernel, "_allow_stdin", False))

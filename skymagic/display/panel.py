@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from skymagic.display.live import Area, watched
+from skymagic.display.live import Area, is_watched
 from skymagic.plan.units import count, size
 from skymagic.wire.untrusted import sanitized
 
@@ -43,7 +43,7 @@ class RankUse:
     gpu_total: float = math.nan
 
 
-def use_short(use: RankUse) -> str:
+def short_usage_text(use: RankUse) -> str:
     """Return the use for a cell: ``97% 31G`` of the GPU, or else of CPU and memory."""
     share, memory = (
         (use.gpu, use.gpu_memory) if use.gpu_total == use.gpu_total else (use.cpu, use.memory)
@@ -51,7 +51,7 @@ def use_short(use: RankUse) -> str:
     return " ".join(filter(None, (_percent(share), _letters(memory))))
 
 
-def use_words(use: RankUse) -> str:
+def usage_text(use: RankUse) -> str:
     """Return the use in full: ``GPU 97%, 31 of 80 GB; CPU 110%, memory 2.1 GB of 64.0 GB``."""
     gpu = [f"GPU {_percent(use.gpu)}", f"{_bytes(use.gpu_memory)} of {_bytes(use.gpu_total)}"]
     cpu = [
@@ -62,7 +62,7 @@ def use_words(use: RankUse) -> str:
     return "; ".join(", ".join(filter(None, part)) for part in parts if part)
 
 
-def use_together(uses: Sequence[RankUse], nodes: int = 1) -> str:
+def combined_usage_text(uses: Sequence[RankUse], nodes: int = 1) -> str:
     """Return the combined use of several ranks, in short.
 
     Examples: ``GPU 93–99%, 248.0 GB of 320.0 GB``, ``CPU 797%, 12.0 GB of 64.0 GB``.
@@ -210,8 +210,8 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
 
 
 def _doing(node: NodeView, folded: bool) -> str:
-    used = use_together(list(node.use.values())) if folded else ""
-    return " · ".join(filter(None, (node.phase, node.step, trouble(node.ranks), used)))
+    used = combined_usage_text(list(node.use.values())) if folded else ""
+    return " · ".join(filter(None, (node.phase, node.step, troubled_states(node.ranks), used)))
 
 
 def _bar(share: float | None) -> str:
@@ -231,9 +231,11 @@ def _summary(nodes: Sequence[NodeView]) -> list[str]:
         if any(node.share is not None for node in nodes)
         else []
     )
-    troubled = [f"{node.name}: {problem}" for node in nodes if (problem := trouble(node.ranks))]
+    troubled = [
+        f"{node.name}: {problem}" for node in nodes if (problem := troubled_states(node.ranks))
+    ]
     more = [f"and {len(troubled) - MAX_TROUBLES} more"] if len(troubled) > MAX_TROUBLES else []
-    use_text = use_together([use for node in nodes for use in node.use.values()], len(nodes))
+    use_text = combined_usage_text([use for node in nodes for use in node.use.values()], len(nodes))
     lines = [
         escape("; ".join(parts))
         for parts in (activities, [*troubled[:MAX_TROUBLES], *more], [use_text] if use_text else [])
@@ -246,10 +248,10 @@ def _rank_cell(node: NodeView, number: int, state: str) -> str:
     title, use = f"rank {number} on {node.name}: {state}", node.use.get(number)
     if not node.use:
         return cell(str(number), title, state)
-    rank_cell = cell(str(number), f"{title}; {use_words(use)}" if use else title, state)
+    rank_cell = cell(str(number), f"{title}; {usage_text(use)}" if use else title, state)
     return (
         f'<span style="white-space:nowrap">{rank_cell}<span '
-        f'style="{USE}">{escape(use_short(use)) if use else ""}</span></span>'
+        f'style="{USE}">{escape(short_usage_text(use)) if use else ""}</span></span>'
     )
 
 
@@ -258,7 +260,7 @@ def _node_cell(node: NodeView, label: str) -> str:
     states = Counter(state for _, state in node.ranks)
     worst = max(states, key=severity, default="starting")
     states_text = ", ".join(f"{number} {state}" for state, number in states.items())
-    used = use_together(list(node.use.values()))
+    used = combined_usage_text(list(node.use.values()))
     title = (
         f"{node.name}: {count(len(node.ranks), 'rank')}: {states_text}{f'; {used}' if used else ''}"
     )
@@ -287,7 +289,7 @@ def severity(state: str) -> int:
     return order.index(COLOURS.get(state, RED))
 
 
-def trouble(ranks: Iterable[tuple[int, str]]) -> str:
+def troubled_states(ranks: Iterable[tuple[int, str]]) -> str:
     """Return the states that need attention: "1 ended, 2 reconnecting", or ""."""
     states = Counter(state for _, state in ranks)
     return ", ".join(
@@ -369,8 +371,8 @@ class StartPanel:
             separate thread.
     """
 
-    def __init__(self, look: Callable[[dict[str, StartStep]], PoolView]) -> None:
-        self._look = look
+    def __init__(self, view: Callable[[dict[str, StartStep]], PoolView]) -> None:
+        self._look = view
         self._lines: list[str] = []
         self._steps: dict[str, StartStep] = {}
         self._area = Area()
@@ -408,7 +410,7 @@ class StartPanel:
 
 @contextlib.contextmanager
 def shown_start(
-    say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool
+    say: Say, view: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool
 ) -> Iterator[Say]:
     """Show a start; yields a function that receives its lines.
 
@@ -418,10 +420,10 @@ def shown_start(
         look: see `StartPanel`.
         drawn: whether a display is wanted.
     """
-    if not (drawn and watched()):
+    if not (drawn and is_watched()):
         yield lambda line: None if is_passing(line) else say(line)
         return
-    display = StartPanel(look)
+    display = StartPanel(view)
     try:
         yield display.say
     finally:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from skymagic.display import controls
 from skymagic.display.controls import Actions, Controls
-from skymagic.display.live import Area, in_notebook, own_stream, page, watched
+from skymagic.display.live import Area, in_notebook, is_watched, own_stream, page
 from skymagic.plan.units import count, rank_words, size
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -167,7 +167,7 @@ def end_parts(end: RunSummary) -> list[str]:
         else []
     )
     if end.progress is not None:
-        parts.append(progress_reached(end.progress))
+        parts.append(progress_text(end.progress))
     # if nothing was shipped, the time was spent on something with its own line, such as an
     # installation
     if end.shipped >= SHOWN_BYTES or (end.shipped and end.ship_seconds >= SHOWN_SECONDS):
@@ -193,7 +193,7 @@ def progress_parts(progress: Progress) -> list[str]:
     return parts
 
 
-def progress_reached(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     """Return the progress of a run when it was stopped: "45%, step 450 of 1000"."""
     if progress.total is None or progress.share is None:
         return f"step {progress.done:g}"
@@ -370,7 +370,7 @@ class RunView:
         self._after = self._next = after
         self._begun = time.monotonic()
         self._progress: Progress | None = None
-        self._live = watched()
+        self._live = is_watched()
         self._page = page()
         self._line = LiveLine(actions, HINT)
         self.shown = False

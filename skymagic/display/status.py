@@ -12,7 +12,7 @@ from html import escape
 from typing import Any, TypeVar
 
 from skymagic.display import text
-from skymagic.display.panel import RankUse, folded, use_words
+from skymagic.display.panel import RankUse, folded, usage_text
 from skymagic.plan.units import count
 
 K = TypeVar("K")
@@ -126,7 +126,7 @@ class PoolStatus(Keyed[int, RankStatus]):
     def table(self) -> str:
         """The pool's ranks as text; many ranks are grouped by node."""
         use = {
-            rank: use_words(status.use)
+            rank: usage_text(status.use)
             for rank, status in self.ranks.items()
             if status.use is not None
         }

@@ -45,12 +45,12 @@ def log_lines(text: str, label: str) -> str:
     return "".join(f"{label}{last_state(line)}\n" for line in (lines if lines[-1] else lines[:-1]))
 
 
-def held_back(rank: int, nbytes: int) -> str:
+def suppressed_lines(rank: int, nbytes: int) -> str:
     """Return the line that replaces text that is not shown."""
     return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs -t {rank}]\n"
 
 
-def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:
+def possibly_repeated(rank: int, content: Mapping[str, Any]) -> str:
     """Return the line before output that may already be on the screen.
 
     A kernel wrote that output shortly before it was killed.
@@ -65,7 +65,7 @@ def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:
     )
 
 
-def missed(rank: int, count: int) -> str:
+def missed_lines(rank: int, count: int) -> str:
     """Return the line that replaces displays made while the notebook was away.
 
     There were too many of them to keep.
@@ -228,7 +228,7 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
     )
 
 
-def where(frame: Mapping[str, Any]) -> str:
+def frame_text(frame: Mapping[str, Any]) -> str:
     """Return a frame as text: "line 7 of the cell in <module>"."""
     place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"
     return place if frame["name"] == "<module>" else f"{place} in {frame['name']}"
@@ -283,10 +283,10 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(by_rank.items()):
         frames = (stack or {}).get("frames") or []
-        cell = [where(frame) for frame in frames if "cell" in frame]
+        cell = [frame_text(frame) for frame in frames if "cell" in frame]
         deeper = [frame for frame in frames if "cell" not in frame]
         position = " → ".join(
-            [*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])]
+            [*cell, *([f"{deeper[-1]['name']} ({frame_text(deeper[-1])})"] if deeper else [])]
         )
         if stack is None:
             position = NO_ANSWER

@@ -119,20 +119,20 @@ class ByteCounter:
             self._progress(sanitized_line(self._name), self._done, self.total)
 
 
-def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Write:
+def files_to_write(difference: wire.CompareReply, digests: Mapping[int, str]) -> wire.Write:
     """Return the files to write. Files of the same size are transferred if their digests differ.
 
     Args:
         difference: the receiver's comparison.
         known: the sender's digests of the files in `difference.ask`, by number.
     """
-    present = dict(difference.there)
-    same = [number for number in difference.ask if equal(known[number], present[number])]
+    present = dict(difference.present)
+    same = [number for number in difference.ask if equal(digests[number], present[number])]
     return wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
 
 
 def large_pieces(
-    entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]
+    entries: Sequence[Entry], want: Sequence[int], pieces: Iterable[tuple[int, str]]
 ) -> dict[int, str]:
     """Return the pieces already present of large files to transfer, by number.
 
@@ -141,12 +141,12 @@ def large_pieces(
     wanted_numbers = set(want)
     return {
         number: text
-        for number, text in there
+        for number, text in pieces
         if number in wanted_numbers and text and entries[number].size >= LARGE
     }
 
 
-def copied(
+def copied_summary(
     node: Node,
     entries: Sequence[Entry],
     want: Sequence[int],

@@ -16,9 +16,9 @@ from skymagic.files.changes import (
     ByteCounter,
     Copied,
     Progress,
-    changes,
-    copied,
+    copied_summary,
     files_error,
+    files_to_write,
     large_pieces,
 )
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
@@ -46,12 +46,12 @@ class Destination:
 
     name: str | None = None
 
-    def base(self, place: str) -> str:
-        """Return the folder to copy into; `place` is the absolute path of the destination."""
-        return place if self.name is None else str(PurePath(place).parent)
+    def base(self, path: str) -> str:
+        """Return the folder to copy into; `path` is the absolute path of the destination."""
+        return path if self.name is None else str(PurePath(path).parent)
 
 
-def destination(found: Listing, target: str, kinds: Collection[str]) -> Destination:
+def destination(listing: Listing, target: str, kinds: Collection[str]) -> Destination:
     """Determine the destination by the rules of cp and rsync.
 
     The contents of a folder, and several files, go into `target`; so does any source if `target` is
@@ -63,20 +63,22 @@ def destination(found: Listing, target: str, kinds: Collection[str]) -> Destinat
         kinds: what exists there now, on each machine.
     """
     last = target.replace(os.sep, "/").rpartition("/")[2]
-    if found.contents or len(found.tops) != 1 or last in ("", ".", "..", "~"):
+    if listing.contents or len(listing.tops) != 1 or last in ("", ".", "..", "~"):
         return Destination()
-    top = found.tops[0]
+    top = listing.tops[0]
     inside = FOLDER in kinds and not (top.kind == FOLDER and top.name == last)
     return Destination(None if inside else last)
 
 
-def unrequested(found: Listing, source: str) -> list[str]:
+def unrequested(listing: Listing, source: str) -> list[str]:
     """Return refusals of names in a node's listing that `source` does not match.
 
     A node must not choose which files it writes here.
     """
     last = source.rstrip("/").rpartition("/")[2]
-    wrong = {entry.path.split("/")[0] for entry in found.entries} if not found.contents else set()
+    wrong = (
+        {entry.path.split("/")[0] for entry in listing.entries} if not listing.contents else set()
+    )
     if last in ("", ".", "..", "~"):
         wrong = set() if len(wrong) <= 1 else wrong
     elif glob.has_magic(last):
@@ -85,8 +87,8 @@ def unrequested(found: Listing, source: str) -> list[str]:
         wrong -= {last}
     links = [
         entry.path
-        for entry in found.entries
-        if entry.kind == LINK and "/" not in entry.path and not found.contents
+        for entry in listing.entries
+        if entry.kind == LINK and "/" not in entry.path and not listing.contents
     ]
     return [
         *(f"{name!r} is refused: {source} was asked for" for name in sorted(wrong)),
@@ -111,7 +113,7 @@ class NodeDownload:
         self,
         client: FileClient,
         src: str,
-        place: Callable[[Node, Listing], tuple[str, str | None]],
+        target_of: Callable[[Node, Listing], tuple[str, str | None]],
         follow: bool,
     ) -> None:
         self.node = client.node
@@ -122,7 +124,7 @@ class NodeDownload:
             *unrequested(self._found, src),
         ]:
             raise NodeFailed(*problems)
-        base, name = place(self.node, self._found)
+        base, name = target_of(self.node, self._found)
         self._entries = renamed(self._found.entries, name)
         self._receiver = Receiver(base, self._entries)
         difference = self._receiver.comparison.compare(
@@ -132,10 +134,10 @@ class NodeDownload:
             raise NodeFailed(*difference.problems)
         unclear = difference.ask
         hashes = client.request(wire.Hash(unclear), wire.HashReply).hashes if unclear else []
-        self._changes = changes(difference, dict(zip(unclear, hashes, strict=True)))
+        self._changes = files_to_write(difference, dict(zip(unclear, hashes, strict=True)))
         want = self._changes.want
         self.nbytes = sum(self._entries[number].size for number in want)
-        pieces = large_pieces(self._entries, want, difference.there)
+        pieces = large_pieces(self._entries, want, difference.present)
         self._pieces = [pieces.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:
@@ -166,7 +168,7 @@ class NodeDownload:
             receiver.abort()
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
-        return copied(
+        return copied_summary(
             self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes
         )
 
@@ -252,22 +254,22 @@ class Files:
 
     def _upload(
         self,
-        found: Listing,
+        listing: Listing,
         dst: str,
         nodes: Collection[int] | None,
         progress: Progress,
         *,
         mirror: bool = False,
     ) -> tuple[Copied, ...]:
-        if found.problems:
-            raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
+        if listing.problems:
+            raise files_error(NOTHING_COPIED, [("", problem) for problem in listing.problems], 1)
         counter = ByteCounter(progress)
         with FileClients(self._selected(nodes), self._start, counter.show) as clients:
             replies = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
-            goal = destination(found, dst, [reply.kind for reply in replies.values()])
+            goal = destination(listing, dst, [reply.kind for reply in replies.values()])
             bases = {node: goal.base(reply.path) for node, reply in replies.items()}
-            entries = renamed(found.entries, goal.name)
-            return Upload(clients, found, entries, counter, self._plane).run(bases, mirror=mirror)
+            entries = renamed(listing.entries, goal.name)
+            return Upload(clients, listing, entries, counter, self._plane).run(bases, mirror=mirror)
 
     def get(
         self,

@@ -99,15 +99,15 @@ def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str
     return _once(result)
 
 
-def _once(found: Listing) -> Listing:
+def _once(listing: Listing) -> Listing:
     """Keep the first entry of each path."""
-    first = {entry.path: number for number, entry in reversed(list(enumerate(found.entries)))}
+    first = {entry.path: number for number, entry in reversed(list(enumerate(listing.entries)))}
     numbers = sorted(first.values())
-    found.entries, found.places = (
-        [found.entries[n] for n in numbers],
-        [found.places[n] for n in numbers],
+    listing.entries, listing.places = (
+        [listing.entries[n] for n in numbers],
+        [listing.places[n] for n in numbers],
     )
-    return found
+    return listing
 
 
 # -- the patterns of one file ----------------------------------------------------------------------

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from skymagic.cluster import Node
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import OVERFLOW, digest
-from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, changes, copied, large_pieces
+from skymagic.files.changes import (
+    PARTLY_COPIED,
+    ByteCounter,
+    Copied,
+    copied_summary,
+    files_to_write,
+    large_pieces,
+)
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
 from skymagic.files.transfer.listing import Entry, Listing
 from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
@@ -200,12 +207,12 @@ class Upload:
     def __init__(
         self,
         clients: FileClients,
-        found: Listing,
+        listing: Listing,
         entries: Sequence[Entry],
         counter: ByteCounter,
         plane: DataPlane | None,
     ) -> None:
-        self._clients, self._found, self._entries = clients, found, entries
+        self._clients, self._found, self._entries = clients, listing, entries
         self._counter, self._plane = counter, plane
 
     def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[Copied, ...]:
@@ -223,9 +230,9 @@ class Upload:
                 strict=True,
             )
         )
-        different = {client: changes(reply, digests) for client, reply in replies.items()}
+        different = {client: files_to_write(reply, digests) for client, reply in replies.items()}
         pieces = {
-            client: large_pieces(self._entries, different[client].want, reply.there)
+            client: large_pieces(self._entries, different[client].want, reply.present)
             for client, reply in replies.items()
         }
         groups: dict[object, list[FileClient]] = {}
@@ -247,7 +254,7 @@ class Upload:
             reply = self._send(client, change, present[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
-            return copied(
+            return copied_summary(
                 client.node,
                 self._entries,
                 change.want,
@@ -288,7 +295,7 @@ class Upload:
             plane.drop([key])
 
     def _shared(
-        self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]
+        self, want: Sequence[int], members: Sequence[FileClient], remote_digests: Mapping[int, str]
     ) -> Multicast | None:
         """Return a stream of these files to several nodes at once; None if each node gets them
         separately.
@@ -298,26 +305,26 @@ class Upload:
             self._counter.total += nbytes * len(members)
             return None
         self._counter.total += nbytes
-        frames = self._frames(want, there, lambda name, count: None)
+        frames = self._frames(want, remote_digests, lambda name, count: None)
         return Multicast(
             self._plane, members, frames, partial(self._counter.add, self._found.tops[0].name)
         )
 
     def _frames(
-        self, want: Sequence[int], there: Mapping[int, str], told: OnBytes
+        self, want: Sequence[int], remote_digests: Mapping[int, str], on_bytes: OnBytes
     ) -> Generator[bytes, None, None]:
         files = ((number, self._entries[number], self._found.places[number]) for number in want)
-        return wire.joined(encoded_files(files, told, there))
+        return wire.joined(encoded_files(files, on_bytes, remote_digests))
 
     def _send(
         self,
         client: FileClient,
         change: wire.Write,
-        there: Mapping[int, str],
+        remote_digests: Mapping[int, str],
         shared: Multicast | None,
     ) -> wire.WriteReply:
         if shared is None:
-            return client.send(change, self._frames(change.want, there, self._counter.add))
+            return client.send(change, self._frames(change.want, remote_digests, self._counter.add))
         try:
             return client.send(change, shared.messages(client), partial(shared.included, client))
         finally:

@@ -31,8 +31,8 @@ from skymagic.plan.units import rank_words, size
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits, Report, RunSpec, end_of
 from skymagic.run.results import Unavailable
+from skymagic.run.state import Limits, Report, RunSpec, end_of
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PROFILE
 
 
@@ -272,18 +272,18 @@ def _carried_out(
     """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
-            interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
+            interrupt.remote_stop(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
         )
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     notebook = NotebookScreen(spec.visible_ranks, view)
-    with interrupt.deferred() as interrupts, ended(view, names) as ending:
+    with interrupt.deferred() as interrupts, showing_end(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()
         if spec.profile:
             _keep_profiles(report, spec, pool)
         try:
             # with `partly`, ranks lost while no notebook was attached cost only their own values
-            if not report.good and not (partly and only_lost(report)):
+            if not report.good and not (partly and has_only_losses(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
             ending.gathers(sent_bytes(report))
@@ -308,14 +308,14 @@ def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
             for rank, ref in refs.items()
             if ref and "error" not in ref
         }
-        lines = profiles.kept(found_profiles, spec.execution_count, Path.cwd())
+        lines = profiles.write_profiles(found_profiles, spec.execution_count, Path.cwd())
     except OSError as problem:  # it must not hide a failure of the cell
         lines = [f"the profile of this cell could not be kept: {problem}"]
     for line in lines:
         print_note(line)
 
 
-def only_lost(report: Report) -> bool:
+def has_only_losses(report: Report) -> bool:
     """Return True if some ranks have succeeded and all others cannot be reached."""
     lost = [
         rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None
@@ -395,11 +395,11 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     return values
 
 
-def result_error(values: Values, kept: Sequence[str]) -> ResultError:
+def result_error(values: Values, names: Sequence[str]) -> ResultError:
     """Create the error that names the missing values, and the variables that hold the others."""
     lists = [values.value, *values.variables.values()]
     has_values = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
-    hint = f"results that arrived are in {', '.join(kept)}" if kept and has_values else ""
+    hint = f"results that arrived are in {', '.join(names)}" if names and has_values else ""
     error = ResultError("\n".join(filter(None, [*values.problems, hint])))
     error.values = values
     return error
@@ -429,10 +429,10 @@ class RunEnding:
 
 
 @contextlib.contextmanager
-def ended(
+def showing_end(
     view: RunView | None,
     names: Sequence[str],
-    told: Callable[[RunSummary], RunSummary] = lambda end: end,
+    summarize: Callable[[RunSummary], RunSummary] = lambda end: end,
 ) -> Iterator[RunEnding]:
     """Show a run's final line at the end of the block, even after an error.
 
@@ -450,7 +450,7 @@ def ended(
             gathered = (
                 (ending.gathered, time.monotonic() - ending.since) if ending.since else (0, 0.0)
             )
-            view.end(told(end_of(ending.report, view.seconds, names, gathered)))
+            view.end(summarize(end_of(ending.report, view.seconds, names, gathered)))
         elif view is not None and view.shown:
             view.end(RunSummary(0, view.seconds, interrupted=not pool_ended, pool_ended=pool_ended))
 

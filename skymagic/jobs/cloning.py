@@ -16,7 +16,7 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool
 from skymagic.run import interrupt
-from skymagic.run.report import Limits, Report
+from skymagic.run.state import Limits, Report
 from skymagic.wire.order import Lend, RunCell
 
 

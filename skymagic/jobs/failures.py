@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.modules import in_packages, locate
-from skymagic.data.capture.names import interactive
+from skymagic.data.capture.names import is_interactive_name
 from skymagic.display import text
 from skymagic.errors import RunError, RunInterrupted, RunTimeout
 from skymagic.plan.masking import without_colours
 from skymagic.plan.suggest import did_you_mean
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import rank_words, verb_form
 from skymagic.pool import Pool, messages
 from skymagic.pool.status import State
-from skymagic.run.report import Limits, Report
 from skymagic.run.results import RankFailure, error_of
+from skymagic.run.state import Limits, Report
 from skymagic.wire.processes import describe
 
 NO_GROUP = (
@@ -197,7 +197,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     notes += file_notes(report, pool, task)
     names = {*pool.shipper.names(), *pool.namespace}
-    magics = magics_of(pool.namespace)
+    magics = magic_names(pool.namespace)
     notes += hints(
         failures,
         {plugin.name for plugin in pool.plugins},
@@ -231,7 +231,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     return error_of(failures, pool.world_size, notes)
 
 
-def magics_of(namespace: Mapping[str, Any]) -> set[str]:
+def magic_names(namespace: Mapping[str, Any]) -> set[str]:
     """Return the notebook's magics as users write them: ``%time``, ``%%time``."""
     shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
     by_type = shell.magics_manager.magics if shell is not None else {}
@@ -250,7 +250,7 @@ def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
     names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
     space = pool.shipper.namespace
     available = sorted(
-        name for name in names if name in space and not interactive(name, space[name])
+        name for name in names if name in space and not is_interactive_name(name, space[name])
     )
     return [
         f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}"
@@ -329,7 +329,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if pool.ended is not None:
         return [f"{pool.ended}: {pool.remedy}"]
     if pool.state is State.LOST and not pool.replacement.lost:
-        return [messages.lost(pool.name)]
+        return [messages.suggest_after_loss(pool.name)]
     if gone := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
         lost = [rank for index in gone for rank in pool.agents.ranks_of(index)]
         return messages.ways_without(lost, pool.world_size, replaced=pool.plan.request.replace)
@@ -341,7 +341,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         ]
     others_text = "; the others keep theirs" if len(dead) < pool.world_size else ""
     restarted = (
-        f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without "
+        f"{rank_words(dead)} {verb_form(len(dead), 'is', 'are')} being restarted without "
         f"variables{others_text}"
     )
     return [restarted, *clone_notes(dead, pool)]

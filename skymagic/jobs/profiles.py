@@ -15,7 +15,7 @@ A share of the time of all operations, and seconds.
 """
 
 
-def kept(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> list[str]:
+def write_profiles(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> list[str]:
     """Write the traces of a cell and return lines to show about them.
 
     Raises:
@@ -32,7 +32,7 @@ def kept(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> 
         lines.append(operations_table(profile))
     return [
         *lines,
-        *waited(
+        *waiting_rank_lines(
             {
                 rank: (profile_of_rank["collectives"], profile_of_rank["seconds"])
                 for rank, profile_of_rank in profiles.items()
@@ -51,7 +51,7 @@ def operations_table(profile: Mapping[str, Any]) -> str:
     return display.table([("operation", "calls", "time", "share"), *rows])
 
 
-def waited(collectives: Mapping[int, tuple[float, float]]) -> list[str]:
+def waiting_rank_lines(collectives: Mapping[int, tuple[float, float]]) -> list[str]:
     """Return lines on ranks that waited for the rank that spent the least time in collectives.
 
     Args:

@@ -28,18 +28,18 @@ from skymagic.errors import (
     RunInterrupted,
     RunTimeout,
     ScriptError,
-    noted_in,
+    collect_mistakes,
 )
 from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
-from skymagic.jobs.cell import ended
+from skymagic.jobs.cell import showing_end
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
 from skymagic.plan.units import Selection, count, rank_words
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits, RankRun, Report, RunSpec
+from skymagic.run.state import Limits, RankRun, Report, RunSpec
 from skymagic.wire import processes
 from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.processes import status_words
@@ -109,9 +109,9 @@ class ScriptEnd:
     status: int | None
     tail: str = field(default="", repr=False)
     stopped: bool = False
-    words: str = field(default="", repr=False)
+    message: str = field(default="", repr=False)
     cause: Mapping[str, Any] | None = field(default=None, repr=False)
-    left: tuple[str, ...] = field(default=(), repr=False)
+    survivors: tuple[str, ...] = field(default=(), repr=False)
     problem: str = field(default="", repr=False)
 
     @property
@@ -159,9 +159,9 @@ class NodeScreen(NotebookScreen):
 Told = TypeVar("Told", RunState, RunSummary)
 
 
-def by_node(told: Told, node_of: Callable[[int], int]) -> Told:
+def by_node(outcomes: Told, node_of: Callable[[int], int]) -> Told:
     """Convert a state or summary from ranks to nodes."""
-    return replace(told, unit="node", failed=tuple(map(node_of, told.failed)))
+    return replace(outcomes, unit="node", failed=tuple(map(node_of, outcomes.failed)))
 
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
@@ -177,15 +177,15 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     visible: tuple[int, ...] = ()
     folder: Path | None = None
     if request.rank is not None:
-        with noted_in(mistakes, "--targets: "):
+        with collect_mistakes(mistakes, "--targets: "):
             ranks = visible = (single_rank(request.rank, pool.world_size),)
     else:
         selection = RunRequest(targets=request.nodes, only=request.only)
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             part, shown = selection.who(topology.nodes, "node", "--nodes")
             ranks = tuple(topology.ranks_on(node)[0] for node in part)
             visible = tuple(topology.ranks_on(node)[0] for node in shown)
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
@@ -196,7 +196,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         else "",
         "as_rank": request.rank is not None,
         "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
-        "without": ours(pool),
+        "without": pool_variables(pool),
         "grace": pool.defaults.grace,
     }
     return RunSpec(
@@ -226,7 +226,7 @@ def single_rank(selection: Selection, world_size: int) -> int:
     return ranks[0]
 
 
-def ours(pool: Pool) -> list[str]:
+def pool_variables(pool: Pool) -> list[str]:
     """Return the variables that the pool has set for its ranks and that the user has not."""
     user_variables = {*os.environ, *pool.plan.image.env, *dict(pool.plan.request.env)}
     return [name for name in ("OMP_NUM_THREADS",) if name not in user_variables]
@@ -292,10 +292,10 @@ def _carried_out(
 ) -> Outcome:
     node_of = pool.plan.topology.node_of
     if view is None and limits.view_after < math.inf:
-        actions = Actions(interrupt.pressing(stop))
+        actions = Actions(interrupt.remote_stop(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
-    with ended(
+    with showing_end(
         view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)
     ) as ending:
         # A script's processes are not ours to inspect, so do not report stalls, however long it is
@@ -305,10 +305,10 @@ def _carried_out(
     pool.shown.deliver(report.run, spec.ranks)
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
-        if end.left:
+        if end.survivors:
             screen.note(
                 f"[node {end.node}: the script left running, and this was ended: "
-                f"{'; '.join(end.left)}]\n"
+                f"{'; '.join(end.survivors)}]\n"
             )
     return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
 
@@ -407,7 +407,7 @@ def script_error(
 
 def last_words(end: ScriptEnd, title: str) -> list[str]:
     """Return the last lines of a node's output under a title."""
-    lines = [display.last_state(line) for line in end.words.splitlines() if line.strip()]
+    lines = [display.last_state(line) for line in end.message.splitlines() if line.strip()]
     return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
@@ -427,7 +427,7 @@ def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
         suggestions.append(
             "a port is in use on that node: $MASTER_PORT is one that was free when the script began"
         )
-    if "terminate called without an active exception" in f"{output}\n{end.words}":
+    if "terminate called without an active exception" in f"{output}\n{end.message}":
         suggestions.append(
             "a gloo thread was still running when Python exited: delete the DDP model (del model; "
             "gc.collect()) before "

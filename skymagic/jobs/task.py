@@ -27,7 +27,7 @@ from skymagic.pool import Pool
 from skymagic.pool.status import State
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits, RunSpec
+from skymagic.run.state import Limits, RunSpec
 from skymagic.runtime import generators
 from skymagic.wire.order import FUNCTION_NAME
 
@@ -53,12 +53,12 @@ class Task:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-def on_all(task: Task, pool: Pool) -> list[Any]:
+def run_on_all(task: Task, pool: Pool) -> list[Any]:
     """Run the task on every rank and return the values in rank order."""
     return run(task, pool, tuple(range(pool.world_size)))
 
 
-def on_one(task: Task, pool: Pool) -> Any:
+def run_on_one(task: Task, pool: Pool) -> Any:
     """Run the task on the least loaded rank; equally loaded ranks take turns."""
     return run(task, pool, tuple(pool.scheduler.least_loaded(pool.world_size)))[0]
 

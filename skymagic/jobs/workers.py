@@ -190,7 +190,7 @@ class Results(Iterator[Any]):
         self.close()
 
 
-def side_by_side(tasks: Sequence[Task], pool: Pool) -> list[Any]:
+def run_in_parallel(tasks: Sequence[Task], pool: Pool) -> list[Any]:
     """Run tasks in parallel, each on one rank, and return the values in task order.
 
     Raises RunError.

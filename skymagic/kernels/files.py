@@ -137,7 +137,7 @@ class TransferServer:
             for number in numbers
         ]
         for data in wire.joined(
-            encoded_files(selected, there=dict(zip(numbers, pieces, strict=True)))
+            encoded_files(selected, remote_digests=dict(zip(numbers, pieces, strict=True)))
         ):
             if self._cancelled():
                 break

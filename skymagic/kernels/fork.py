@@ -204,8 +204,8 @@ def holder() -> str:
 
     A step needs none if its processes outlive it. The folder's usual name is in the environment.
     Another user can take that name first, because /tmp is shared: then the holder has appended a
-    plus sign and random letters. If the holder does not appear in time, `held` reports the problem
-    with the folder.
+    plus sign and random letters. If the holder does not appear in time, `run_below_holder`
+    reports the problem with the folder.
     """
     usual = os.environ.get(HOLDER, "")
     deadline = time.monotonic() + HOLDER_TIMEOUT
@@ -217,8 +217,8 @@ def holder() -> str:
     return usual
 
 
-def held(
-    place: str, name: str, words: Sequence[str], text: str, started: Callable[[], T | None]
+def run_below_holder(
+    folder: str, name: str, command: Sequence[str], text: str, started: Callable[[], T | None]
 ) -> T | None:
     """Have the holder run ``python words`` with `text` as its input.
 
@@ -229,15 +229,15 @@ def held(
         OSError: the holder is missing, or belongs to another user.
     """
     deadline = time.monotonic() + HOLDER_TIMEOUT
-    fifo = os.path.join(place, START)
+    fifo = os.path.join(folder, START)
     if not os.path.exists(fifo):
         raise FileNotFoundError(
-            f"the job's holder is not on this node ({place}): has the job ended?"
+            f"the job's holder is not on this node ({folder}): has the job ended?"
         )
-    if (reason := why_unsafe(place)) is not None:
-        raise PermissionError(f"{place}: {reason}")
-    file = os.open(os.path.join(place, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    write_all(file, held_script(words, text, os.environ).encode())
+    if (reason := why_unsafe(folder)) is not None:
+        raise PermissionError(f"{folder}: {reason}")
+    file = os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    write_all(file, held_script(command, text, os.environ).encode())
     os.close(file)
     names = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO if the holder has ended
     write_all(names, f"{name}\n".encode())
@@ -247,7 +247,7 @@ def held(
     return result
 
 
-def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> str:
+def held_script(command: Sequence[str], text: str, environ: Mapping[str, str]) -> str:
     """Return the shell script by which a holder runs this Python; pure.
 
     It runs in the environment of the process that orders it.
@@ -264,4 +264,6 @@ def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> 
         f"export {key}={shlex.quote(value)}{site.get(key, '')}\n"
         for key, value in inherited.items()
     )
-    return f"{settings}exec {shlex.join([sys.executable, *words])} <<'END'\n{text.rstrip()}\nEND\n"
+    return (
+        f"{settings}exec {shlex.join([sys.executable, *command])} <<'END'\n{text.rstrip()}\nEND\n"
+    )

@@ -77,7 +77,7 @@ def environment(info: InstanceInfo) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
+def interfaces(info: InstanceInfo, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that pin gloo and NCCL to the cluster's interface.
 
     Variables that the user has set are left out.
@@ -87,8 +87,8 @@ def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
     names = (
         {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name is not None else {}
     )
-    unset = {key: value for key, value in names.items() if key not in kept}
-    ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in kept else ()
+    unset = {key: value for key, value in names.items() if key not in environment}
+    ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in environment else ()
     return {**unset, **({"NCCL_IB_HCA": selected} if (selected := hcas(ports)) else {})}
 
 

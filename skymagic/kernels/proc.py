@@ -47,7 +47,7 @@ def processor_seconds(fields: list[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def told(pid: int, name: str) -> bytes:
+def read_proc(pid: int, name: str) -> bytes:
     """Return the contents of ``/proc/PID/NAME``, b"" if it is not readable."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
@@ -56,17 +56,17 @@ def told(pid: int, name: str) -> bytes:
 
 def is_tracker(pid: int) -> bool:
     """Return True for a resource tracker."""
-    return b"resource_tracker" in told(pid, "cmdline")
+    return b"resource_tracker" in read_proc(pid, "cmdline")
 
 
 def command_line(pid: int) -> str:
     """Return the shortened command line of a process, or its number if unknown."""
-    if text := " ".join(told(pid, "cmdline").decode(errors="replace").split("\0")).strip():
+    if text := " ".join(read_proc(pid, "cmdline").decode(errors="replace").split("\0")).strip():
         return text if len(text) <= MAX_COMMAND_LINE else text[: MAX_COMMAND_LINE - 1] + "…"
     return f"process {pid}"
 
 
-def marked(mark: bytes, group: int, since: int) -> dict[int, tuple[int, int]]:
+def processes_with_mark(mark: bytes, group: int, since: int) -> dict[int, tuple[int, int]]:
     """Return the live processes (pid → start time, process group) with a mark or in a group.
 
     Args:
@@ -81,6 +81,6 @@ def marked(mark: bytes, group: int, since: int) -> dict[int, tuple[int, int]]:
             # skip zombies; field 19 is the start time in clock ticks since boot
             if state in (b"Z", b"X") or (start_time := int(fields[19])) < since:
                 continue
-            if int(member_of) == group or mark in told(int(name), "environ").split(b"\0"):
+            if int(member_of) == group or mark in read_proc(int(name), "environ").split(b"\0"):
                 processes[int(name)] = start_time, int(member_of)
     return processes

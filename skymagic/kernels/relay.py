@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from skymagic.kernels.fork import close_from, fork, held, holder
+from skymagic.kernels.fork import close_from, fork, holder, run_below_holder
 from skymagic.wire import atomic, tls
 from skymagic.wire.authentication import Door
 from skymagic.wire.codec import write_all
@@ -100,7 +100,7 @@ def main(daemon: str, address: str, answer: str = "") -> int:
     if (holder_path := holder()) and not answer:
         file = Path(holder_path, f"relay-{os.getpid()}.port")
         arguments = ["-P", "-m", RELAY, daemon, address, str(file)]
-        reply = held(
+        reply = run_below_holder(
             holder_path,
             file.stem,
             arguments,

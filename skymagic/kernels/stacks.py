@@ -76,7 +76,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
 def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
     """Convert frames, outermost first, to plain values, starting at the cell if there is a cell."""
     cells = getattr(kernel.shell.compile, "_filename_map", {})
-    frames = [plain(frame, cells) for frame in stack if not internal(frame.f_code.co_filename)]
+    frames = [plain(frame, cells) for frame in stack if not is_internal(frame.f_code.co_filename)]
     start = next((i for i, frame in enumerate(frames) if "cell" in frame), 0)
     return frames[start:]
 
@@ -90,7 +90,7 @@ def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
     return plain_frames(kernel, coroutine_frames)
 
 
-def place(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def telling_frames(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the two frames that best describe a stack: the user's innermost, and the innermost."""
     own = next((frame for frame in reversed(frames) if not is_library(frame.get("file", ""))), None)
     return [own or frames[0], frames[-1]] if frames else []
@@ -117,7 +117,7 @@ They are ours, the kernel's and libraries', which exchange messages all the time
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 
-def on_signal(file: IO[bytes]) -> None:
+def dump_stack_on_signal(file: IO[bytes]) -> None:
     """Make this process append its main thread's stack to a file on `SIGNAL`; main thread only.
 
     Called again before each cell, for two reasons: threads that start later are the cell's own, and
@@ -134,7 +134,7 @@ def on_signal(file: IO[bytes]) -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=False, chain=False)
 
 
-def catches(pid: int) -> bool:
+def catches_signal(pid: int) -> bool:
     """Return True if a process handles `SIGNAL`, which would kill it otherwise.
 
     Also returns True if that is unknown.
@@ -152,7 +152,7 @@ def parse(text: str) -> dict[str, Any] | None:
         {"line": int(match["line"]), "name": match["name"], "file": match["file"]}
         for match in FRAME.finditer(text)
     ]
-    frames = [frame for frame in reversed(raw_frames) if not internal(str(frame["file"]))]
+    frames = [frame for frame in reversed(raw_frames) if not is_internal(str(frame["file"]))]
     start = next((i for i, frame in enumerate(frames) if "ipykernel_" in str(frame["file"])), 0)
     for frame in frames:
         if "ipykernel_" in str(frame["file"]):
@@ -251,7 +251,7 @@ def walk_to_error(frame: FrameType | None, problem: BaseException | None) -> lis
     )
 
 
-def internal(filename: str) -> bool:
+def is_internal(filename: str) -> bool:
     """Return True if a file belongs to the machinery below the cell."""
     parts = Path(filename).parts
     return any(name in parts for name in INTERNAL) or filename.startswith("<frozen")

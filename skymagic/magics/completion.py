@@ -67,10 +67,10 @@ def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str,
     )
     names = help.CompletionNames(
         pools=tuple(pool.name for pool in registry.pools()),
-        left=tuple(record.name for record in records.every()),
+        leftovers=tuple(record.name for record in records.every()),
         hosts=_hosts(),
         variables=tuple(variables),
-        theirs=rank_variables,
+        pool_names=rank_variables,
         gathered=tuple({*rank_variables, *variables, *assigned(body)}),
         environment=tuple(os.environ),
         providers=("auto", *providers.names()),

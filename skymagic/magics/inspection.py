@@ -52,14 +52,14 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     return PoolStatuses({pool.name: _pool(pool) for pool in running}, tuple(notes))
 
 
-def _pool(one: Pool) -> PoolStatus:
-    use = one.use(USE_WINDOW)
+def _pool(pool: Pool) -> PoolStatus:
+    use = pool.use(USE_WINDOW)
     ranks = {
         number: RankStatus(number, node, str(host), pid, str(state), use.get(number))
-        for rank, node, host, pid, state in one.status()
+        for rank, node, host, pid, state in pool.status()
         for number in [int(str(rank))]
     }
-    return PoolStatus(repr(one), ranks, one.picture(use))
+    return PoolStatus(repr(pool), ranks, pool.picture(use))
 
 
 def stacks(request: RanksRequest) -> str:
@@ -77,7 +77,7 @@ def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 
-def checked(name: str | None) -> Findings:
+def check_nodes(name: str | None) -> Findings:
     """Check the nodes of a pool. Raises PoolError if it does not exist or is lost."""
     pool = registry.pool_named(name)
     return inspection.check(pool, print_note)

@@ -25,23 +25,16 @@ from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.jobs import forwarding
 from skymagic.jobs.cloning import clone
-from skymagic.magics import (
-    beside,
-    completion,
-    inspection,
-    rendering,
-    server_note,
-    transformers,
-)
+from skymagic.magics import background, completion, inspection, rendering, server_note, transformers
 from skymagic.magics.arguments import cell_magics, line_magics
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic, removed_settings
 from skymagic.magics.rendering import ResultTables
-from skymagic.magics.runs import ShellRuns, named, usage
+from skymagic.magics.runs import ShellRuns, request_for, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, keys, making, messages, records, registry
+from skymagic.pool import Pool, keys, launch, messages, records, registry
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -81,7 +74,7 @@ class SkyMagics(Magics):
         )
         if request.dry_run:
             plan = usage(
-                lambda: making.preview(
+                lambda: launch.preview(
                     request, self.shell.user_ns, self.settings.defaults(), print_note
                 )
             )
@@ -113,7 +106,7 @@ class SkyMagics(Magics):
             if request.all or not (pools or request.name)
             else [registry.pool_named(request.name, ended=True)]
         )
-        registry.close(to_stop, self._is_down)
+        registry.close(to_stop, self._report_stopped)
         if not to_stop:
             print("no pool is running")
         if request.all:
@@ -126,14 +119,14 @@ class SkyMagics(Magics):
             for line in [*leftovers, *ending.everything_rented_if_any(print_note, aws)]:
                 print_sanitized(line)
 
-    def _is_down(self, one: Pool) -> None:
-        if one.taken_over:
-            print_sanitized(f"{one.ended}: this notebook ended nothing; {one.remedy}")
+    def _report_stopped(self, pool: Pool) -> None:
+        if pool.taken_over:
+            print_sanitized(f"{pool.ended}: this notebook ended nothing; {pool.remedy}")
             return
-        records.forget_local(one.name)
-        stopped = messages.stopped_runs(one.stopped_runs)
-        unreached = display.unreached(one.unreached, one.defaults.away)
-        print_sanitized(f"pool {one.name!r} is down{f'; {stopped}' if stopped else ''}{unreached}")
+        records.forget_local(pool.name)
+        stopped = messages.stopped_runs(pool.stopped_runs)
+        unreached = display.unreached(pool.unreached, pool.defaults.away)
+        print_sanitized(f"pool {pool.name!r} is down{f'; {stopped}' if stopped else ''}{unreached}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -159,7 +152,7 @@ class SkyMagics(Magics):
             notebooks.settled(records.named(request.name))
         defaults = self.settings.defaults()
         with interrupt.deferred(), places.brought(request.name, request.login) as name:
-            pool, unfinished_runs = making.attach(
+            pool, unfinished_runs = launch.attach(
                 name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
             )
             for unfinished in unfinished_runs:
@@ -198,7 +191,9 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_pip(line))
         for pool in registry.pools() if request.all else [registry.pool_named(request.pool)]:
             if not request.packages:
-                print_sanitized(display.packages(pool.packages.listed(), installed.here()))
+                print_sanitized(
+                    display.packages(pool.packages.listed(), installed.current_environment())
+                )
                 continue
             install = partial(pool.packages.install, request.packages)
             for note in usage(
@@ -238,7 +233,7 @@ class SkyMagics(Magics):
     def sky_push(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_push", line))
         run = RunRequest(
-            pool=named(request.pool), targets=request.targets, push=request.names, fresh=True
+            pool=request_for(request.pool), targets=request.targets, push=request.names, fresh=True
         )
         self.runs.run(run, "")
 
@@ -246,7 +241,7 @@ class SkyMagics(Magics):
     def sky_pull(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_pull", line))
         run = RunRequest(
-            pool=named(request.pool),
+            pool=request_for(request.pool),
             targets=request.targets,
             gather=request.names,
             head=request.head,
@@ -290,7 +285,7 @@ class InspectionMagics(Magics):
         request = usage(lambda: line_magics.parse_logs(line))
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
         request = replace(
-            request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done()
+            request, coming=lambda: isinstance(cell, background.RunHandle) and not cell.done()
         )
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
@@ -336,7 +331,9 @@ class InspectionMagics(Magics):
 
     @line_magic
     def sky_check(self, line: str) -> None:
-        show_object(inspection.checked(usage(lambda: line_magics.parse_check(line))), apart=True)
+        show_object(
+            inspection.check_nodes(usage(lambda: line_magics.parse_check(line))), apart=True
+        )
 
 
 def _give_help(magics: Magics) -> None:

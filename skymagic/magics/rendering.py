@@ -113,7 +113,7 @@ UNWRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel")
 """Wrapper classes of torch that stay on the ranks: the module inside is sent to the notebook."""
 
 
-def arrived(name: str, value: Any, ranks: Sequence[int], kind: str, *, head: bool) -> str:
+def arrival_line(name: str, value: Any, ranks: Sequence[int], kind: str, *, head: bool) -> str:
     """Return a line on a pulled variable:
 
     "model → CNN, from rank 0; DistributedDataParallel unwrapped".

@@ -21,15 +21,15 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics import transformers
-from skymagic.magics.beside import RunHandle
+from skymagic.magics.background import RunHandle
 from skymagic.magics.config import SkyMagic
-from skymagic.magics.rendering import UNWRAPPED, ResultTables, arrived
+from skymagic.magics.rendering import UNWRAPPED, ResultTables, arrival_line
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, making
+from skymagic.pool import Pool, launch
 from skymagic.pool.runs import UnfinishedRun
 from skymagic.run import interrupt
-from skymagic.run.report import Limits, RunSpec
+from skymagic.run.state import Limits, RunSpec
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def usage(call: Callable[[], T]) -> T:
         raise UsageError(str(refused)) from None
 
 
-def named(name: str | None) -> PoolRequest:
+def request_for(name: str | None) -> PoolRequest:
     """Return a request for a running pool."""
     return PoolRequest(name=name, stated=frozenset())
 
@@ -74,7 +74,9 @@ class ShellRuns:
         self._assigned.end(source, completed=result.success)
         error, space = result.error_in_exec, self._shell.user_ns
         if error is not None and (
-            hint := transformers.after_error(error, space, self._results.kept, result.info.raw_cell)
+            hint := transformers.hint_after_error(
+                error, space, self._results.kept, result.info.raw_cell
+            )
         ):
             print_note(hint)
 
@@ -87,26 +89,26 @@ class ShellRuns:
         `making.ensure`.
         """
         ensure = partial(
-            making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note
+            launch.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note
         )
         return usage(partial(ensure, resize=resize, start=start, resume=self._resume))
 
-    def _resume(self, one: Pool, unfinished: UnfinishedRun) -> None:
+    def _resume(self, pool: Pool, unfinished: UnfinishedRun) -> None:
         with interrupt.deferred():
-            self.follow(one, unfinished)
+            self.follow(pool, unfinished)
 
     def pool_of(self, request: PoolRequest) -> Pool:
         """Return the pool that a run requests by options or name, or the most recently used one."""
         if request.given() - {"name"}:
             return self.ensure(request, start=True)
-        return usage(lambda: making.ready(request.name, print_note))
+        return usage(lambda: launch.ready_pool(request.name, print_note))
 
     # -- foreground and background -----------------------------------------------------------------
 
     def run(self, request: RunRequest, body: str) -> RunHandle | None:
         """Run a cell and store its values; with --noblock, return immediately."""
         cell = self._cell(body)
-        pool_is_running = not request.pool.given() - {"name"} or making.runs_already(request.pool)
+        pool_is_running = not request.pool.given() - {"name"} or launch.runs_already(request.pool)
         handle = self._beside_or_now(
             request.noblock, cell, lambda beside: self._run_now(request, cell, beside)
         )
@@ -187,7 +189,7 @@ class ShellRuns:
         self, request: ShellRequest, cell: broadcast.Cell, beside: RunHandle | None
     ) -> script.Outcome:
         """Run a script and store its outcome by node, also if it failed."""
-        pool = usage(lambda: making.ready(request.pool, print_note))
+        pool = usage(lambda: launch.ready_pool(request.pool, print_note))
         pool.defaults = defaults = self._settings.defaults()
         spec = _known(usage(lambda: script.spec_of(request, pool, cell)), pool, beside)
         with interrupt.deferred():
@@ -215,20 +217,23 @@ class ShellRuns:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def follow(self, one: Pool, unfinished: UnfinishedRun) -> None:
+    def follow(self, pool: Pool, unfinished: UnfinishedRun) -> None:
         """Show the rest of a run that another notebook started, and store its results."""
         spec, defaults = unfinished.spec, self._settings.defaults()
         print_note(unfinished.words)
-        one.defaults = defaults
+        pool.defaults = defaults
         limits = Limits(
             grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
         )
         if spec.job == "script":
-            self._ended(script.follow(one, spec, unfinished.run, limits), spec.output)
+            self._ended(script.follow(pool, spec, unfinished.run, limits), spec.output)
             return
-        values = broadcast.follow(one, spec, unfinished.run, limits)
+        values = broadcast.follow(pool, spec, unfinished.run, limits)
         request = RunRequest(
-            pool=named(one.name), output=spec.output or None, gather=spec.gather, head=spec.head
+            pool=request_for(pool.name),
+            output=spec.output or None,
+            gather=spec.gather,
+            head=spec.head,
         )
         self._keep(values, request)
 
@@ -242,7 +247,9 @@ class ShellRuns:
             for name, listed in values.variables.items():
                 value, kind = listed[0] if request.head else listed, values.types.get(name, "")
                 print_note(
-                    arrived(renamed.get(name) or name, value, values.ranks, kind, head=request.head)
+                    arrival_line(
+                        renamed.get(name) or name, value, values.ranks, kind, head=request.head
+                    )
                 )
 
     def _keep(

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from skymagic.display.live import allows_questions, says_its_cell
+from skymagic.display.live import allows_questions, names_parent_cell
 
 SERVED = (
     "this Jupyter server executes the cells itself (jupyter-server-nbmodel): JupyterLab "
@@ -36,7 +36,7 @@ def served(kernel: Any) -> str | None:
     """
     if (
         kernel is None
-        or says_its_cell(kernel)
+        or names_parent_cell(kernel)
         or not allows_questions(kernel)
         or "google.colab" in sys.modules
     ):

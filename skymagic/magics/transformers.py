@@ -36,7 +36,10 @@ def register(shell: InteractiveShell) -> None:
 
     def skymagic_suggests(lines: list[str]) -> list[str]:
         if refusal := (
-            removed(lines) or misspelled(shell, lines) or misplaced(lines) or empty(lines)
+            explain_removed(lines)
+            or explain_misspelled(shell, lines)
+            or explain_misplaced(lines)
+            or explain_empty(lines)
         ):
             raise UsageError(refusal)
         return lines
@@ -52,7 +55,7 @@ def register(shell: InteractiveShell) -> None:
     transformers.append(skymagic_suggests)
 
 
-def removed(lines: Sequence[str]) -> str:
+def explain_removed(lines: Sequence[str]) -> str:
     """Return the line that names the replacement of a removed magic in a cell, or "". Pure."""
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if any("%sky_" in line for line in lines):
@@ -64,7 +67,7 @@ def removed(lines: Sequence[str]) -> str:
     return ""
 
 
-def misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
+def explain_misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
     """Return a refusal if a cell's first magic does not exist but resembles another, or ""."""
     magic = MAGIC.match(next((line for line in lines if line.strip()), ""))
     if magic is None or shell.find_magic(magic[2]) or shell.find_cell_magic(magic[2]):
@@ -73,7 +76,7 @@ def misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
     return f"there is no magic {magic[1]}{magic[2]}{nearest}" if nearest else ""
 
 
-def misplaced(lines: Sequence[str]) -> str:
+def explain_misplaced(lines: Sequence[str]) -> str:
     """Return a refusal of a cell whose code would not run on the ranks, or "".
 
     Its magic has one per cent sign, or is not on the first line. Pure. Nothing of the cell has run
@@ -94,7 +97,7 @@ def misplaced(lines: Sequence[str]) -> str:
     return ""
 
 
-def empty(lines: Sequence[str]) -> str:
+def explain_empty(lines: Sequence[str]) -> str:
     """Return a refusal of a cell that has no line below its magic, or "".
 
     IPython's own message would suggest the same magic with one per cent sign, which runs no code
@@ -116,7 +119,7 @@ def _statements(lines: Sequence[str]) -> list[int]:
     return rows
 
 
-def after_error(
+def hint_after_error(
     error: BaseException | None,
     namespace: Mapping[str, Any],
     lists: Mapping[str, Collection[int]],

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan.suggest import did_you_mean, suggesting
 
 
@@ -148,7 +148,7 @@ def matches(name: str, driver_name: str) -> bool:
     return product == wanted_product and (size is None or size in _words(driver_name))
 
 
-def known_as(driver_name: str) -> str:
+def canonical_device(driver_name: str) -> str:
     """Return the canonical name of the device with this driver name: ``"H200"``.
 
     For an unknown device, return the driver's name without the vendor: ``"TITAN Xp"``.
@@ -208,7 +208,7 @@ class Accelerator:
         """Parse ``"A100"`` or ``"A100:8"``. Raises RequestError with all mistakes at once."""
         name, colon, count = (part.strip() for part in text.partition(":"))
         mistakes: list[str] = []
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             name = canonical(name)
         if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
             mistakes.append(
@@ -238,16 +238,16 @@ class GpuChoice:
     """GPUs per node, requested by number or individually.
 
     Attributes:
-        count: number of GPUs of any kind; 0 for none, None for all, or if `words` are set.
+        count: number of GPUs of any kind; 0 for none, None for all, or if `selectors` are set.
         words: numbers as in nvidia-smi, or UUIDs or their prefixes.
     """
 
     count: int | None = None
-    words: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.words:
-            return ",".join(self.words)
+        if self.selectors:
+            return ",".join(self.selectors)
         return {None: "all", 0: "none"}.get(self.count, str(self.count))
 
 
@@ -270,7 +270,7 @@ def read_gpus(text: str) -> Accelerator | GpuChoice:
         mistakes += [f"GPU {word} is named twice" for word in repeated]
         if mistakes:
             raise RequestError(mistakes)
-        return GpuChoice(words=entries)
+        return GpuChoice(selectors=entries)
     if text.isdigit():
         if int(text) == 0:
             raise RequestError(

@@ -56,7 +56,9 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distribution], set[str]]:
+def distributions(
+    names: Iterable[str], environment: Environment
+) -> tuple[list[Distribution], set[str]]:
     """Return the distributions of these dotted import names, and the unknown names.
 
     Neither contains the standard library, or distributions that each node has.
@@ -69,15 +71,20 @@ def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distrib
             "__main__",
         ):
             continue
-        module = _longest(name, here.modules)
+        module = _longest(name, environment.modules)
         if not module:
             unknown.add(name)
             continue
-        for distribution in here.modules[module][:1]:
-            if canonical(distribution) in here.versions and canonical(distribution) not in OWN:
+        for distribution in environment.modules[module][:1]:
+            if (
+                canonical(distribution) in environment.versions
+                and canonical(distribution) not in OWN
+            ):
                 by_name.setdefault(
                     canonical(distribution),
-                    Distribution(distribution, here.versions[canonical(distribution)], module),
+                    Distribution(
+                        distribution, environment.versions[canonical(distribution)], module
+                    ),
                 )
     return sorted(by_name.values()), unknown
 

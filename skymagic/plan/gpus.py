@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from skymagic.errors import RequestError
-from skymagic.plan.accelerators import Accelerator, GpuChoice, known_as, matches
+from skymagic.plan.accelerators import Accelerator, GpuChoice, canonical_device, matches
 from skymagic.plan.limits import first_gpu
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count, rank_words
@@ -59,7 +59,11 @@ class GpuDevice:
     @property
     def kind(self) -> str:
         """Kind of the device: ``H200``, ``MIG 1g.18gb of H200``."""
-        return f"MIG {self.part} of {known_as(self.name)}" if self.part else known_as(self.name)
+        return (
+            f"MIG {self.part} of {canonical_device(self.name)}"
+            if self.part
+            else canonical_device(self.name)
+        )
 
     @property
     def taken(self) -> str:
@@ -71,12 +75,12 @@ class GpuDevice:
         return f"in use by {', '.join(self.users)}" if self.users else ""
 
 
-def named(*names: str) -> tuple[GpuDevice, ...]:
+def devices_by_name(*names: str) -> tuple[GpuDevice, ...]:
     """Return GPUs with only their driver names known."""
     return tuple(GpuDevice("", name, index) for index, name in enumerate(names))
 
 
-def listed(
+def parse_nvidia_smi(
     rows: Iterable[str],
     tree: Iterable[str] = (),
     applications: Iterable[str] = (),
@@ -129,16 +133,16 @@ def _holder(name: str) -> tuple[str, tuple[str, str]]:
     return uuid, (job, pool)
 
 
-def visible(devices: Sequence[GpuDevice], said: str | None) -> tuple[GpuDevice, ...]:
+def visible(devices: Sequence[GpuDevice], setting: str | None) -> tuple[GpuDevice, ...]:
     """Return the devices that CUDA_VISIBLE_DEVICES shows, in its order; all if it is not set.
 
     As in CUDA, the list ends at the first invalid entry, and is empty if a device is repeated.
     Numbers count as in nvidia-smi.
     """
-    if said is None:
+    if setting is None:
         return tuple(devices)
     selected: list[GpuDevice] = []
-    for word in map(str.strip, said.split(",")):
+    for word in map(str.strip, setting.split(",")):
         matching = _called(devices, word)
         if not matching:
             break
@@ -170,12 +174,12 @@ def frameworks(request: PoolRequest) -> frozenset[str]:
     return frozenset(names) & {"torch", "jax"}
 
 
-def wanted(request: PoolRequest) -> bool:
+def uses_gpus(request: PoolRequest) -> bool:
     """Return True if a pool uses GPUs if there are any: by request, or by a plugin."""
-    return asked(request) or (request.gpu is None and bool(frameworks(request)))
+    return requests_gpus(request) or (request.gpu is None and bool(frameworks(request)))
 
 
-def asked(request: PoolRequest) -> bool:
+def requests_gpus(request: PoolRequest) -> bool:
     """Return True if the user has requested GPUs of any kind."""
     return request.gpu is not None and not (
         isinstance(request.gpu, GpuChoice) and request.gpu.count == 0
@@ -188,7 +192,7 @@ class Allotment:
 
     devices: tuple[tuple[GpuDevice, ...], ...] = ()
     procs_per_node: int = 1
-    words: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -199,7 +203,9 @@ class Allotment:
         ) < len(device_words)
 
 
-def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: str) -> Allotment:
+def allot(
+    request: PoolRequest, available: Sequence[GpuDevice], nodes: int, machine: str
+) -> Allotment:
     """Assign GPUs to the nodes of one machine, with separate GPUs per node if there are enough.
 
     Args:
@@ -210,21 +216,21 @@ def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: 
     hold all of them.
     """
     gpu = request.gpu
-    matching = _fitting(gpu, here)
+    matching = _fitting(gpu, available)
     barred = [device for device in matching if _barred(device, request.resizes)]
     in_use = [device for device in matching if device.users and device not in barred]
     free = [device for device in matching if device not in barred and device not in in_use]
     per_node_gpus = gpu.count if gpu is not None else None
-    if isinstance(gpu, GpuChoice) and gpu.words:
+    if isinstance(gpu, GpuChoice) and gpu.selectors:
         if nodes > 1:
             raise RequestError(
                 f"--gpu {gpu} names GPUs of one node, and {machine} has {nodes}: write "
-                f"--gpu {len(gpu.words)}"
+                f"--gpu {len(gpu.selectors)}"
             )
-        per_node_gpus = len(gpu.words)
+        per_node_gpus = len(gpu.selectors)
         selected = [device for device in matching if device not in barred]
     elif per_node_gpus is not None:
-        selected = sorted([*free, *in_use][: per_node_gpus * nodes], key=here.index)
+        selected = sorted([*free, *in_use][: per_node_gpus * nodes], key=available.index)
     else:
         selected = [
             device
@@ -235,14 +241,14 @@ def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: 
         nodes if per_node_gpus else 1
     ):
         raise RequestError(
-            _refusal(gpu, here, len(selected), (per_node_gpus or 1) * nodes, machine, barred)
+            _refusal(gpu, available, len(selected), (per_node_gpus or 1) * nodes, machine, barred)
         )
     if not selected:
         return Allotment(procs_per_node=request.procs_per_node or 1)
     devices = _parted(selected, nodes)
     per_node = request.procs_per_node or min(map(len, devices))
     if isinstance(gpu, Accelerator) and gpu.count > per_node and gpu.count % per_node:
-        raise RequestError(uneven(gpu.count, per_node))
+        raise RequestError(explain_uneven(gpu.count, per_node))
     # one GPU per rank; the others stay free
     if any(len(node) > per_node and len(node) % per_node for node in devices):
         devices = tuple(node[:per_node] for node in devices)
@@ -257,15 +263,15 @@ def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: 
     notes = [f"left out: {taken_words([device for device in matching if device not in assigned])}"]
     notes += [f"shared with others: {taken_words([device for device in assigned if device.users])}"]
     notes = [note for note in notes if not note.endswith(": ")]
-    return replace(allotment, words=(_words(allotment, request), *notes))
+    return replace(allotment, notes=(_description(allotment, request), *notes))
 
 
-def _fitting(gpu: Accelerator | GpuChoice | None, here: Sequence[GpuDevice]) -> list[GpuDevice]:
-    if isinstance(gpu, GpuChoice) and gpu.words:
-        return [device for word in gpu.words for device in _called(here, word)]
+def _fitting(gpu: Accelerator | GpuChoice | None, devices: Sequence[GpuDevice]) -> list[GpuDevice]:
+    if isinstance(gpu, GpuChoice) and gpu.selectors:
+        return [device for word in gpu.selectors for device in _called(devices, word)]
     return [
         device
-        for device in here
+        for device in devices
         if not isinstance(gpu, Accelerator) or matches(gpu.name, device.name)
     ]
 
@@ -282,15 +288,15 @@ def _barred(device: GpuDevice, own: str) -> bool:
     )
 
 
-def _parted(chosen: Sequence[GpuDevice], nodes: int) -> tuple[tuple[GpuDevice, ...], ...]:
+def _parted(devices: Sequence[GpuDevice], nodes: int) -> tuple[tuple[GpuDevice, ...], ...]:
     """Split GPUs equally among the nodes; nodes share GPUs if there are fewer."""
-    share = len(chosen) // nodes
+    share = len(devices) // nodes
     if share == 0:
-        return tuple((chosen[first_gpu(node, nodes, len(chosen))],) for node in range(nodes))
-    return tuple(tuple(chosen[node * share : (node + 1) * share]) for node in range(nodes))
+        return tuple((devices[first_gpu(node, nodes, len(devices))],) for node in range(nodes))
+    return tuple(tuple(devices[node * share : (node + 1) * share]) for node in range(nodes))
 
 
-def uneven(gpus: int, procs_per_node: int) -> str:
+def explain_uneven(gpus: int, procs_per_node: int) -> str:
     """Return why ranks cannot share this number of GPUs equally."""
     return (
         f"{gpus} GPUs per node cannot be shared by {procs_per_node} ranks per node equally; "
@@ -300,25 +306,24 @@ def uneven(gpus: int, procs_per_node: int) -> str:
 
 def _refusal(
     gpu: Accelerator | GpuChoice | None,
-    here: Sequence[GpuDevice],
-    there: int,
+    devices: Sequence[GpuDevice],
+    available: int,
     needed: int,
     machine: str,
     barred: Sequence[GpuDevice],
 ) -> str:
-    inventory_text = f" (it has: {table(here)})" if here else ""
+    inventory_text = f" (it has: {table(devices)})" if devices else ""
     if barred:
         return (
             f"{machine} has too few free GPUs: {taken_words(barred)}{inventory_text}; "
             "wait, ask for others, or take CPUs with --gpu none"
         )
     name = gpu.name if isinstance(gpu, Accelerator) else "GPU"
-    if isinstance(gpu, GpuChoice) and gpu.words:
-        missing = [word for word in gpu.words if not _called(here, word)]
+    if isinstance(gpu, GpuChoice) and gpu.selectors:
+        missing = [word for word in gpu.selectors if not _called(devices, word)]
         return f"{machine} has no GPU {', '.join(missing)}{inventory_text}"
-    return (
-        f"{machine} has {f'{there} {name} of {needed}' if there else f'no {name}'}{inventory_text}"
-    )
+    count = f"{available} {name} of {needed}" if available else f"no {name}"
+    return f"{machine} has {count}{inventory_text}"
 
 
 def taken_words(devices: Sequence[GpuDevice]) -> str:
@@ -331,15 +336,15 @@ def taken_words(devices: Sequence[GpuDevice]) -> str:
     return "; ".join(f"{gpu_words(group)} {reason}" for reason, group in groups.items())
 
 
-def table(here: Sequence[GpuDevice]) -> str:
+def table(devices: Sequence[GpuDevice]) -> str:
     """Return the devices as "GPU 0: NVIDIA H200 (GPU-00000000…), GPU 1: …", or "none"."""
-    if here and not any(device.uuid for device in here):
-        return ", ".join(device.name for device in here)
+    if devices and not any(device.uuid for device in devices):
+        return ", ".join(device.name for device in devices)
     return (
         ", ".join(
             f"{device.index}: {device.name}{f' {device.part}' if device.part else ''} "
             f"({device.uuid[:12]}…)"
-            for device in here
+            for device in devices
         )
         or "none"
     )
@@ -361,11 +366,11 @@ def kinds(devices: Sequence[GpuDevice]) -> str:
     )
 
 
-def _words(made: Allotment, request: PoolRequest) -> str:
+def _description(allotment: Allotment, request: PoolRequest) -> str:
     """Return a line on the GPUs of the ranks."""
-    devices = list({device.word: device for node in made.devices for device in node}.values())
-    ranks = len(made.devices) * made.procs_per_node
-    if made.shared:
+    devices = list({device.word: device for node in allotment.devices for device in node}.values())
+    ranks = len(allotment.devices) * allotment.procs_per_node
+    if allotment.shared:
         consequence = (
             "collectives by gloo, NCCL refuses that"
             if "torch" in frameworks(request)
@@ -380,7 +385,7 @@ def _words(made: Allotment, request: PoolRequest) -> str:
     return f"{gpu_words(devices)} ({kinds(devices)})"
 
 
-def unequal(hosts: Sequence[str], counts: Sequence[int]) -> str:
+def explain_unequal_hosts(hosts: Sequence[str], counts: Sequence[int]) -> str:
     """Return why hosts with different numbers of GPUs cannot form a pool, with a table."""
     width = max(map(len, hosts))
     rows = "\n".join(

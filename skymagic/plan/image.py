@@ -181,7 +181,7 @@ def projects(pip: Iterable[str]) -> list[str]:
     return [requirement.name for requirement in _parsed(pip, [])]
 
 
-def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
+def explain_unsatisfied(image: Image, installed: Mapping[str, str]) -> list[str]:
     """Return a sentence for each requirement that an environment does not satisfy.
 
     Each includes the command that installs it.
@@ -193,7 +193,7 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
             the image's `projects` are read.
     """
     sentences = []
-    for requirement, version in lacking(image.pip, installed):
+    for requirement, version in unsatisfied_requirements(image.pip, installed):
         if version is None:
             finding = f"{requirement.name} is not installed here"
         else:
@@ -212,13 +212,13 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
         if is_place(text)
         or (
             any(parsed.url for parsed in _parsed([text], []))
-            and not list(lacking([text], installed))
+            and not list(unsatisfied_requirements([text], installed))
         )
     ]
     return sentences
 
 
-def lacking(
+def unsatisfied_requirements(
     pip: Iterable[str], installed: Mapping[str, str]
 ) -> Iterator[tuple[Requirement, str | None]]:
     """Yield the requirements that an environment does not satisfy, with the installed version."""

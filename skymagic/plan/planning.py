@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan import gpus, limits
 from skymagic.plan.accelerators import matches
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
-from skymagic.plan.requests import TAKEN_BY, PoolRequest, for_others
+from skymagic.plan.requests import TAKEN_BY, PoolRequest, unsupported_options
 from skymagic.plan.units import AtLeast, count, duration_text
 
 ON_CPU = ": %sky_pool --ranks 2 runs on its CPU"
@@ -54,7 +54,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
         cpus=inventory.cpus,
         memory_gb=inventory.memory_gb,
         devices=allotment.devices,
-        gpu_words=allotment.words,
+        gpu_words=allotment.notes,
         question="" if request.yes else limits.question(shape.world_size, inventory.cpus),
     )
 
@@ -65,7 +65,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     Raises RequestError with every reason why it is impossible, for all machines.
     """
     nodes = request.nodes or len(inventories)
-    mistakes = for_others(request, provider)
+    mistakes = unsupported_options(request, provider)
     if nodes > len(inventories):
         mistakes.append(f"--nodes {nodes} needs as many hosts, and {len(inventories)} are named")
     allotments = [
@@ -74,7 +74,9 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     ]
     counts = [len(allotment.devices[0]) if allotment.devices else 0 for allotment in allotments]
     if len(set(counts)) > 1 and not mistakes:
-        mistakes.append(gpus.unequal([host.hostname for host in inventories[:nodes]], counts))
+        mistakes.append(
+            gpus.explain_unequal_hosts([host.hostname for host in inventories[:nodes]], counts)
+        )
     shape = Topology(nodes, max(allotment.procs_per_node for allotment in allotments))
     for inventory in inventories[:nodes]:
         mistakes += _too_weak(request, inventory)
@@ -96,7 +98,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         memory_gb=min(inventory.memory_gb for inventory in used_inventories),
         devices=tuple(allotment.devices[0] for allotment in allotments if allotment.devices),
         gpu_words=tuple(
-            dict.fromkeys(words for allotment in allotments for words in allotment.words)
+            dict.fromkeys(words for allotment in allotments for words in allotment.notes)
         ),
         remote=True,
     )
@@ -104,7 +106,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
 
 def _image(request: PoolRequest, mistakes: list[str]) -> Image:
     """Return the merged image; append contradictions to `mistakes`."""
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         return request.whole_image()
     return request.image
 
@@ -136,32 +138,32 @@ def _short(
 def _allotted(
     request: PoolRequest,
     inventory: Inventory,
-    here: Sequence[GpuDevice],
+    devices: Sequence[GpuDevice],
     nodes: int,
     machine: str,
     mistakes: list[str],
 ) -> gpus.Allotment:
     """Return GPUs for the nodes of a machine, as far as possible; append problems to `mistakes`."""
     no_gpus = gpus.Allotment(procs_per_node=request.procs_per_node or 1)
-    if not gpus.wanted(request):
+    if not gpus.uses_gpus(request):
         # --gpu none: the nodes see no GPUs
         return no_gpus if request.gpu is None else replace(no_gpus, devices=((),) * nodes)
     if inventory.unusable:
         if request.gpu is None:
-            return replace(no_gpus, words=(f"{inventory.unusable}: ranks on CPUs",))
+            return replace(no_gpus, notes=(f"{inventory.unusable}: ranks on CPUs",))
         mistakes.append(f"--gpu {request.gpu}: {inventory.unusable}")
         return no_gpus
     try:
-        allotment = gpus.allot(request, here, nodes, machine)
+        allotment = gpus.allot(request, devices, nodes, machine)
     except RequestError as refused:
-        advice = ("" if here else ON_CPU) + ADD if machine == "this machine" else ""
+        advice = ("" if devices else ON_CPU) + ADD if machine == "this machine" else ""
         mistakes += [
             mistake + (advice if " has no" in mistake else "") for mistake in refused.mistakes
         ]
         return no_gpus
     if allotment.shared and "jax" in gpus.frameworks(request):
         mistakes.append(
-            f"{allotment.words[0].partition(':')[0]}, and JAX cannot share them: ask for "
+            f"{allotment.notes[0].partition(':')[0]}, and JAX cannot share them: ask for "
             "one rank per GPU, or for --gpu none"
         )
     return allotment
@@ -192,19 +194,19 @@ def _disjoint(
         )
 
 
-def too_few_gpus(request: PoolRequest, here: Sequence[GpuDevice]) -> bool:
+def too_few_gpus(request: PoolRequest, devices: Sequence[GpuDevice]) -> bool:
     """Return True if a machine with these GPUs lacks the requested kind, or has too few."""
     gpu = request.accelerator
     return (
         gpu is not None
-        and sum(matches(gpu.name, device.name) for device in here)
+        and sum(matches(gpu.name, device.name) for device in devices)
         < (request.nodes or 1) * gpu.count
     )
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """Return a mistake for each option that has no meaning on the notebook's own machine."""
-    mistakes = for_others(request, "local")
+    mistakes = unsupported_options(request, "local")
     if request.provider not in ("auto", "local"):
         mistakes.append(
             f"this machine is --provider local, and --provider {request.provider} is asked for"
@@ -296,17 +298,17 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     return reasons
 
 
-def _other_option(name: str, here: object, asked: object) -> str:
+def _other_option(name: str, running: object, requested: object) -> str:
     """Return a sentence that a pool was made with another value of a provider's option.
 
     Args:
         name: a field of `PoolRequest`.
     """
-    if isinstance(asked, bool):
-        return f"it was made {'without' if asked else 'with'} --{name}"
+    if isinstance(requested, bool):
+        return f"it was made {'without' if requested else 'with'} --{name}"
     if name == "hosts":
-        return f"its hosts are {_value_text(here)}, not {_value_text(asked)}"
-    return f"it was made with {name} {_value_text(here)}, not {_value_text(asked)}"
+        return f"its hosts are {_value_text(running)}, not {_value_text(requested)}"
+    return f"it was made with {name} {_value_text(running)}, not {_value_text(requested)}"
 
 
 def _value_text(value: object) -> str:

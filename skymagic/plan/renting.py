@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan import gpus
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, cost_words, topology
-from skymagic.plan.requests import PoolRequest, for_others
+from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import duration_text
 
 IDLE, MAX_LIFETIME = 1800.0, 86400.0
@@ -36,7 +36,7 @@ class Rental:
 
     provider: str
     machine: str
-    place: str
+    location: str
     region: str
     cpus: int
     memory_gb: float
@@ -47,7 +47,7 @@ class Rental:
     notes: tuple[str, ...] = ()
 
 
-def bounded(request: PoolRequest) -> PoolRequest:
+def with_bounds(request: PoolRequest) -> PoolRequest:
     """Return the request with the default limits of rented machines, if the user set none."""
     stated = request.stated or frozenset()
     limits = {"idle": IDLE, "max_lifetime": MAX_LIFETIME}
@@ -65,22 +65,22 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
 
     Raises RequestError with every reason why it is impossible.
     """
-    request = bounded(request)
+    request = with_bounds(request)
     shape = topology(request)
-    mistakes = for_others(request, "aws")
+    mistakes = unsupported_options(request, "aws")
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
         mistakes.append(
             f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in "
             "--gpu A100:8"
         )
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
-        mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
+        mistakes.append(gpus.explain_uneven(request.accelerator.count, shape.procs_per_node))
     image = Image()
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         image = request.whole_image()
     if mistakes:
         raise RequestError(mistakes)
-    machines = f"{shape.nodes} × {rental.machine} in {rental.place}"
+    machines = f"{shape.nodes} × {rental.machine} in {rental.location}"
     accelerator = request.accelerator
     return Plan(
         provider=rental.provider,
@@ -90,7 +90,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
         hosts=(machines,),
         cpus=rental.cpus,
         memory_gb=rental.memory_gb,
-        devices=(gpus.named(*[accelerator.name] * accelerator.count),) * shape.nodes
+        devices=(gpus.devices_by_name(*[accelerator.name] * accelerator.count),) * shape.nodes
         if accelerator
         else (),
         price=rental.price,

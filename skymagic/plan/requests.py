@@ -176,12 +176,12 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
     return tuple(PluginSpec(name, options) for name, options in plugins)
 
 
-def no_provider(name: str, known: Iterable[str]) -> str:
+def no_provider(name: str, providers: Iterable[str]) -> str:
     """Return a message that no provider has this name, with a suggestion.
 
-    `known` are the existing names.
+    `providers` are the existing names.
     """
-    nearest = did_you_mean(name, known) or f"; available: {', '.join(known)}"
+    nearest = did_you_mean(name, providers) or f"; available: {', '.join(providers)}"
     return f"no provider is called {name!r}{nearest}"
 
 
@@ -353,7 +353,7 @@ class PoolRequest:
         return self.image.merge(Image(python=self.python, pip=self.pip, env=dict(self.env)))
 
 
-def for_others(request: PoolRequest, provider: str) -> list[str]:
+def unsupported_options(request: PoolRequest, provider: str) -> list[str]:
     """Return a sentence for each option that the user wrote and this provider does not accept.
 
     Providers of other packages accept the options of SSH.

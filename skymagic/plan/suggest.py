@@ -9,12 +9,12 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean 'A100'?"`` with the known word nearest to `word`, or ``""``.
 
     Case, dashes and look-alikes (o and 0, l and 1) are ignored.
     """
-    folded = {_fold(name): name for name in known}
+    folded = {_fold(name): name for name in candidates}
     close = get_close_matches(_fold(word), folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
@@ -49,7 +49,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def suggesting(
-    name: str, others: Mapping[str, str] | None = None, second_names: Collection[str] = ()
+    name: str, replacements: Mapping[str, str] | None = None, second_names: Collection[str] = ()
 ) -> Callable[[T], T]:
     """Decorate a function or class so that unknown keywords raise an error with a suggestion.
 
@@ -70,7 +70,7 @@ def suggesting(
 
         @functools.wraps(function)
         def checked(*args: Any, **keywords: Any) -> Any:
-            check_keywords(name, keywords, accepted, others or {})
+            check_keywords(name, keywords, accepted, replacements or {})
             return function(*args, **keywords)
 
         if second_names:
@@ -85,17 +85,19 @@ def suggesting(
 
 
 def check_keywords(
-    name: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]
+    name: str, keywords: Iterable[str], allowed: Collection[str], replacements: Mapping[str, str]
 ) -> None:
     """Raise TypeError for all unknown keywords at once."""
-    wrong = [word for word in given if word not in known]
+    wrong = [word for word in keywords if word not in allowed]
     if wrong:
         raise TypeError(
-            "; ".join(f"{name} takes no {word!r}{_instead(word, known, others)}" for word in wrong)
+            "; ".join(
+                f"{name} takes no {word!r}{_instead(word, allowed, replacements)}" for word in wrong
+            )
         )
 
 
-def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> str:
-    if word in others:
-        return f": write {others[word]}"
-    return did_you_mean(word, known) or f"; it takes {', '.join(known) or 'none'}"
+def _instead(word: str, allowed: Collection[str], replacements: Mapping[str, str]) -> str:
+    if word in replacements:
+        return f": write {replacements[word]}"
+    return did_you_mean(word, allowed) or f"; it takes {', '.join(allowed) or 'none'}"

@@ -114,9 +114,9 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def agreeing(number: int, one: str, several: str) -> str:
+def verb_form(number: int, singular: str, several: str) -> str:
     """Return the matching form of a verb: ``agreeing(len(ranks), "is", "are")``."""
-    return one if number == 1 else several
+    return singular if number == 1 else several
 
 
 def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:

@@ -24,10 +24,10 @@ from skymagic.plugins.table import TABLE as TABLE
 from skymagic.plugins.table import Factory as Factory
 from skymagic.plugins.table import attribute as __getattr__  # noqa: F401
 from skymagic.plugins.table import attributes as __dir__  # noqa: F401
-from skymagic.plugins.table import beside as beside
 from skymagic.plugins.table import factory as factory
 from skymagic.plugins.table import load as load
 from skymagic.plugins.table import names as names
 from skymagic.plugins.table import options as options
 from skymagic.plugins.table import order as order
 from skymagic.plugins.table import resolve as resolve
+from skymagic.plugins.table import shadowing_packages as shadowing_packages

@@ -141,9 +141,9 @@ def environment(
     return variables
 
 
-def _section(given: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[str, Any] | None:
+def _section(settings: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[str, Any] | None:
     """Return one section of a configuration, without the section's prefix in its keys."""
-    section = given.get(name)
+    section = settings.get(name)
     if section is None:
         return None
     if not isinstance(section, Mapping):
@@ -156,12 +156,12 @@ def _section(given: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[s
     }
 
 
-def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> list[str]:
+def _unknown(section: str, keys: Iterable[str], allowed: Iterable[str]) -> list[str]:
     return [
-        f"{where} has no {key!r}"
-        f"{did_you_mean(key, known) or '; it has ' + ', '.join(sorted(known))}"
-        for key in given
-        if key not in known
+        f"{section} has no {key!r}"
+        f"{did_you_mean(key, allowed) or '; it has ' + ', '.join(sorted(allowed))}"
+        for key in keys
+        if key not in allowed
     ]
 
 

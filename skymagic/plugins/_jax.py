@@ -104,16 +104,16 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
     already = f"skymagic has initialised jax.distributed already ({info.world_size} processes)"
     with Patches() as patches:
         patches.callback(shutdown)
-        patches.put(jax.distributed, "initialize", _said(initialize, already))
+        patches.put(jax.distributed, "initialize", _printing_stand_in(initialize, already))
         patches.put(
             jax.distributed,
             "shutdown",
-            _said(shutdown, "skymagic keeps jax.distributed for the next cell"),
+            _printing_stand_in(shutdown, "skymagic keeps jax.distributed for the next cell"),
         )
         yield
 
 
-def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
+def _printing_stand_in(plain: Callable[..., None], why: str) -> Callable[..., None]:
     """Return a stand-in for a function of JAX that does nothing and prints why."""
 
     @wraps(plain)

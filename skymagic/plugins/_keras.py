@@ -154,7 +154,7 @@ def synchronized(backend: str) -> Iterator[None]:
         if backend == "torch":
             patches.put(model, "fit", refused_on_several(model.fit, backend))
         else:
-            patches.put(model, "fit", on_whole_mesh(together(model.fit)))
+            patches.put(model, "fit", on_whole_mesh(fit_with_callback(model.fit)))
             for name in ("evaluate", "predict"):
                 kind = owner(keras.Model, name)
                 patches.put(kind, name, on_whole_mesh(getattr(kind, name)))
@@ -187,7 +187,7 @@ def refused_on_several(plain: Callable[..., Any], backend: str) -> Callable[...,
     return fit
 
 
-def together(plain: Callable[..., Any]) -> Callable[..., Any]:
+def fit_with_callback(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``fit`` for JAX that appends our callback to the list.
 
     If ranks train separately, it adds no callback and prints a note.
@@ -199,7 +199,7 @@ def together(plain: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         parts_check = equal_parts()
         if parts_check is None:
-            warn_alone()
+            warn_if_alone()
         else:
             parts_check.data = bound.arguments.get("x")
             with_callback(bound, parts_check)
@@ -211,7 +211,7 @@ def together(plain: Callable[..., Any]) -> Callable[..., Any]:
 _warned: list[bool] = []
 
 
-def warn_alone() -> None:
+def warn_if_alone() -> None:
     """Print once per process that ranks train separately.
 
     On a single rank, that is what was requested, so nothing is printed.

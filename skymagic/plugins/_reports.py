@@ -30,7 +30,9 @@ LIGHTNING = (
 """Modules in which Lightning's ``Trainer`` chooses its callbacks."""
 
 
-def told(step: float, total: float | None, numbers: Mapping[str, Any] | None = None) -> None:
+def report_progress(
+    step: float, total: float | None, numbers: Mapping[str, Any] | None = None
+) -> None:
     """Report a library's progress.
 
     Values that cannot be reported are left out, because the training must go on.
@@ -41,13 +43,13 @@ def told(step: float, total: float | None, numbers: Mapping[str, Any] | None = N
     reportable = {
         name: value
         for name, value in reportable.items()
-        if not isinstance(value, str) and _one(value)
+        if not isinstance(value, str) and _is_scalar(value)
     }
     with contextlib.suppress(TypeError, ValueError):
         report(step=step, total=total if total and 0 < total < float("inf") else None, **reportable)
 
 
-def _one(value: Any) -> bool:
+def _is_scalar(value: Any) -> bool:
     count = getattr(value, "numel", None)
     return isinstance(value, int | float) or (
         hasattr(value, "item") and (not callable(count) or count() == 1)
@@ -68,7 +70,7 @@ def _trainer(module: types.ModuleType) -> None:
         """Callback that reports to skymagic's notebook."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            told(state.global_step, state.max_steps)
+            report_progress(state.global_step, state.max_steps)
 
         def on_log(
             self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
@@ -76,7 +78,7 @@ def _trainer(module: types.ModuleType) -> None:
             metrics = {
                 name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)
             }
-            told(state.global_step, state.max_steps, metrics)
+            report_progress(state.global_step, state.max_steps, metrics)
 
     module.DEFAULT_CALLBACKS.append(TransformersReport)
 
@@ -115,10 +117,10 @@ def _lightning(module: types.ModuleType) -> None:
             self.tell(trainer)
 
         def tell(self, trainer: Any, *, look: bool = True) -> None:
-            told(trainer.global_step, self.total)
+            report_progress(trainer.global_step, self.total)
             if look:
                 start = time.monotonic()
-                told(trainer.global_step, self.total, trainer.callback_metrics)
+                report_progress(trainer.global_step, self.total, trainer.callback_metrics)
                 self.looked = time.monotonic()
                 # The slower the read, the longer the pause before the next one.
                 self.wait = min(INTERVAL, (self.looked - start) / SHARE)
@@ -186,13 +188,13 @@ def _keras_callback(*, each_batch: bool) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if not each_batch:
                 self.done += self.params.get("steps") or 1
-            told(self.done, self.total, logs)
+            report_progress(self.done, self.total, logs)
 
     class Batches(Epochs):
         """Callback that also reports after each batch."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.done += 1
-            told(self.done, self.total, logs)
+            report_progress(self.done, self.total, logs)
 
     return Batches() if each_batch else Epochs()

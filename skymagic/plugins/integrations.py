@@ -76,7 +76,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     from skymagic.plugins._torch import plugin as _torch
     from skymagic.runtime import rendezvous
 
-    info = among(runtime.participants(), runtime.instance_info())
+    info = position_among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)
     with rendezvous.subgroup(f"run {runtime.run_number()}"):
         # A rank's group that others wait in is found through this plugin. It is not formed again,
@@ -94,7 +94,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
             rendezvous.active_plugins.remove(plugin)
 
 
-def among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:
+def position_among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:
     """Return this process's position among some ranks of its pool. The first rank is the head."""
     per_node = info.local_world_size
     on_node = [rank for rank in ranks if rank // per_node == info.node]

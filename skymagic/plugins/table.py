@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import check_keywords, did_you_mean
@@ -50,7 +50,7 @@ def names() -> list[str]:
     return sorted({*TABLE, *(point.name for point in _entry_points())})
 
 
-def beside(names: Container[str], folder: Path) -> tuple[str, ...]:
+def shadowing_packages(names: Container[str], folder: Path) -> tuple[str, ...]:
     """Return a warning for each named plugin or provider whose package lies directly in `folder`.
 
     Such a package has not been installed.
@@ -172,7 +172,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     plugins: list[Plugin] = []
     mistakes: list[str] = []
     for item in asked:
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             plugins.append(load(item) if isinstance(item, PluginSpec) else item)
     requested = [plugin.name for plugin in plugins]
     twice = [name for name in dict.fromkeys(requested) if requested.count(name) > 1]
@@ -263,8 +263,8 @@ def words(problem: BaseException) -> str:
 # ------------------------------------------------------------------------------------------ options
 
 
-def _alternatives(option: str, known: Iterable[str]) -> str:
-    all_options = list(known)
+def _alternatives(option: str, names: Iterable[str]) -> str:
+    all_options = list(names)
     if not all_options:
         return "; it has none"
     return f"{did_you_mean(option, all_options).removesuffix('?')}; it has {', '.join(all_options)}"
@@ -312,14 +312,14 @@ _TRUTH = {
 }
 
 
-def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
+def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
     """Apply the `transform` of each plugin to `image`, in their order.
 
     Raises:
         RequestError: `resolve` refuses a plugin, requirements contradict each other, or a
             `transform` fails.
     """
-    for plugin in resolve(asked):
+    for plugin in resolve(requested):
         try:
             image = plugin.transform(image, cluster)
         except RequestError as refused:

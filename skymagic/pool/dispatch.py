@@ -22,8 +22,8 @@ from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, RunInterrupted
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import SharedStatus, now
-from skymagic.run.report import Limits, Report, RunSpec
 from skymagic.run.run import RunLoop
+from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Repeated, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
@@ -297,7 +297,7 @@ class Dispatch:
                 report = loop.wait()
             if report.closed and self._status.closed is not None:
                 raise PoolError(self._status.closed)
-            if report.left:
+            if report.remaining:
                 name = self._status.name
                 raise RunInterrupted(
                     f"the kernel was shut down, and the ranks keep running: %sky_attach {name} "
@@ -319,8 +319,8 @@ class Dispatch:
 
         See `Pool.stays`.
         """
-        stays = self._status.plan.request.detached or live.restarting()
-        return stays and live.shutting_down()
+        stays = self._status.plan.request.detached or live.is_restarting()
+        return stays and live.is_shutting_down()
 
     def _begin(self, submission: Submission, begin: Callable[[], object]) -> None:
         # Register before checking the ranks, so that a death in between is reported twice rather

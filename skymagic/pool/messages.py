@@ -17,14 +17,14 @@ from skymagic.data.capture.names import cell_names
 from skymagic.display.panel import UNNAMED, NodeView, PoolView, RankUse, StartStep
 from skymagic.plan import gpus
 from skymagic.plan.plans import Topology
-from skymagic.plan.units import agreeing, duration_text, rank_words
+from skymagic.plan.units import duration_text, rank_words, verb_form
 from skymagic.pool.status import SharedStatus, State
-from skymagic.run.report import Report
+from skymagic.run.state import Report
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.bindings import Bindings, Manifest
-    from skymagic.run.report import RunSpec
+    from skymagic.run.state import RunSpec
 
 
 WAS_ENDED = (
@@ -46,7 +46,7 @@ def stopped_runs(runs: Sequence[RunSpec]) -> str:
         ranks.setdefault(f"{kind} {run.execution_count}", set()).update(run.ranks)
     phrases = [f"{name} on {rank_words(sorted(cell_ranks))}" for name, cell_ranks in ranks.items()]
     return (
-        f"{' and '.join(phrases)} {agreeing(len(phrases), 'was', 'were')} stopped"
+        f"{' and '.join(phrases)} {verb_form(len(phrases), 'was', 'were')} stopped"
         if phrases
         else ""
     )
@@ -73,7 +73,7 @@ def interruption(message: wire.InterruptionNotice, name: str, now: float) -> str
         f"in {max(0.0, message.at - now):.0f} s, at "
         f"{time.strftime('%H:%M:%S', time.localtime(message.at))}"
     )
-    lost = f"{rank_words(message.ranks)} {agreeing(len(message.ranks), 'is', 'are')} lost"
+    lost = f"{rank_words(message.ranks)} {verb_form(len(message.ranks), 'is', 'are')} lost"
     return (
         f"node {message.node} ({name}): {message.reason} {when}; {lost} then"
         if message.ranks
@@ -103,13 +103,13 @@ def variables_then(before: int, after: int, inseparable: Sequence[str], moved: b
             "different number of ranks"
         )
     remaining = range(min(before, after))
-    rest_text = f"{rank_words(range(before, after))} {agreeing(after - before, 'has', 'have')} none"
+    rest_text = (
+        f"{rank_words(range(before, after))} {verb_form(after - before, 'has', 'have')} none"
+    )
     if after < before:
         rest_text = f"those of {rank_words(range(after, before))} are gone"
-    return (
-        f"{rank_words(remaining)} {agreeing(len(remaining), 'keeps its', 'keep their')} variables, "
-        f"{rest_text}"
-    )
+    keep = verb_form(len(remaining), "keeps its", "keep their")
+    return f"{rank_words(remaining)} {keep} variables, {rest_text}"
 
 
 def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_size: int) -> str:
@@ -127,7 +127,7 @@ def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_si
     subject = (
         "all ranks were"
         if all_of_them
-        else f"{rank_words(sorted(ranks))} {agreeing(len(ranks), 'was', 'were')}"
+        else f"{rank_words(sorted(ranks))} {verb_form(len(ranks), 'was', 'were')}"
     )
     possessive = "their" if all_of_them or len(ranks) > 1 else "its"
     return (
@@ -136,7 +136,7 @@ def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_si
     )
 
 
-def lost(name: str) -> str:
+def suggest_after_loss(name: str) -> str:
     """Suggest what to do when all ranks of a pool are unreachable."""
     return (
         f"pool {name!r} is lost: %sky_restart restarts all ranks without variables; %sky_down "
@@ -144,7 +144,7 @@ def lost(name: str) -> str:
     )
 
 
-def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
+def suggest_without_head(job_id: str, pools: Sequence[str], remote: bool) -> str:
     """Suggest what to do with a pool whose head is gone, in a notebook that cannot attach to it.
 
     Args:
@@ -155,12 +155,12 @@ def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
         "its ranks are reached through that machine: their variables and uncollected results are "
         "lost"
     )
-    hosts = f" --hosts {','.join(others)}" if remote else ""
-    ends = f"; %sky_down {job_id}{hosts} ends what is left on {', '.join(others)}" if others else ""
+    hosts = f" --hosts {','.join(pools)}" if remote else ""
+    ends = f"; %sky_down {job_id}{hosts} ends what is left on {', '.join(pools)}" if pools else ""
     return f"{loss}{ends}; recreate the pool with %sky_pool"
 
 
-def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
+def suggest_without_ranks(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
     """Suggest what to do when the machines of these ranks are gone, in one line for a note.
 
     Args:
@@ -174,7 +174,7 @@ def ways_without(lost: Sequence[int], world_size: int, *, replaced: bool = False
     remaining = [rank for rank in range(world_size) if rank not in lost]
     targets = ",".join(map(str, remaining))
     kept_text = (
-        f"{rank_words(remaining)} {agreeing(len(remaining), 'keeps its', 'keep their')} variables "
+        f"{rank_words(remaining)} {verb_form(len(remaining), 'keeps its', 'keep their')} variables "
         f"(-t {targets} runs cells there, %sky_pull NAMES -t {targets} brings variables back)"
     )
     remedy = "%sky_restart tries to reach them again, %sky_down ends the pool"

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
+from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.provision import Addition
 from skymagic.bootstrap.requirements import own_names, pinned, preferred
 from skymagic.data.capture import installed
@@ -104,7 +104,7 @@ class Packages:
 
         In that case the run need not be prepared twice.
         """
-        needed, unknown = distributions.distributions(names, installed.here())
+        needed, unknown = distributions.distributions(names, installed.current_environment())
         if unknown or any(
             lacks(distribution, environment) or differs(distribution, environment)
             for distribution in needed
@@ -133,11 +133,13 @@ class Packages:
         """
         own = {name.partition(".")[0] for name in needed.own}
         foreign = {name for name in needed.names if name.partition(".")[0] not in own}
-        distributions_needed, unknown = distributions.distributions(foreign, installed.here())
+        distributions_needed, unknown = distributions.distributions(
+            foreign, installed.current_environment()
+        )
         with self._lock:
             if distributions_needed:
                 if silent := self._look():
-                    raise PackagesError(unanswered(silent))
+                    raise PackagesError(explain_unanswered(silent))
                 self._provide(distributions_needed, screen, cancelled)
                 self._note_versions(distributions_needed, screen)
             for distribution in distributions_needed:
@@ -203,9 +205,9 @@ class Packages:
             {distribution for distributions in lacking.values() for distribution in distributions}
         )
         if foreign := [node for node in nodes if node.install is None]:
-            raise PackagesError(refused(needed, names, [node.python for node in foreign]))
+            raise PackagesError(explain_refusal(needed, names, [node.python for node in foreign]))
         if self._status.defaults.packages == "ask":
-            raise PackagesError(asks(needed or found, names))
+            raise PackagesError(install_question(needed or found, names))
         message = f"installing {', '.join(labels)} on {', '.join(names)} …"
         screen.status(f"[{message}]")
         started = time.monotonic()
@@ -234,7 +236,7 @@ class Packages:
         self._look(again=True)
 
     def _wheels(
-        self, found: Sequence[Distribution], without: set[int], screen: Screen
+        self, distributions: Sequence[Distribution], without: set[int], screen: Screen
     ) -> dict[int, list[OwnWheel]]:
         """Build the wheels of the notebook's own distributions for nodes that need them.
 
@@ -248,7 +250,7 @@ class Packages:
             The wheels by node.
         """
         wheels: dict[int, list[OwnWheel]] = {index: [] for index in self._nodes}
-        for name in own_names([distribution.name for distribution in found]):
+        for name in own_names([distribution.name for distribution in distributions]):
             lacking = {index for index in self._nodes if name not in self._nodes[index].versions}
             installed_by_us = {index for index in self._nodes if name in self._own.get(index, {})}
             if not (lacking & without or installed_by_us):
@@ -265,8 +267,8 @@ class Packages:
                     wheels[index].append(wheel)
         return wheels
 
-    def _note_versions(self, found: Iterable[Distribution], screen: Screen) -> None:
-        for distribution in found:
+    def _note_versions(self, distributions: Iterable[Distribution], screen: Screen) -> None:
+        for distribution in distributions:
             nodes_by_version: dict[str, list[str]] = {}
             for index, environment in sorted(self._nodes.items()):
                 if version := differs(distribution, environment):
@@ -277,12 +279,12 @@ class Packages:
                 self._noted.add(distribution)
                 may_install = all(node.install is not None for node in self._resources.agents.nodes)
                 screen.note(
-                    f"[{other_version(distribution, nodes_by_version, ours=may_install)}]\n"
+                    f"[{other_version(distribution, nodes_by_version, in_notebook=may_install)}]\n"
                 )
 
     # -- %sky_pip ---------------------------------------------------------------------------------
 
-    def install(self, packages: Sequence[str], words: Words) -> list[str]:
+    def install(self, packages: Sequence[str], report: Words) -> list[str]:
         """Install packages on all nodes; ranks can import them at once.
 
         Args:
@@ -309,7 +311,7 @@ class Packages:
             self._look()
             before = dict(self._nodes)
             problems = self._install(
-                dict.fromkeys(range(len(nodes)), by_hand(packages)), words, lambda: False
+                dict.fromkeys(range(len(nodes)), manual_addition(packages)), report, lambda: False
             )
             self._look(again=True)
             self._settled.clear()
@@ -335,7 +337,7 @@ class Packages:
             }
 
     def _install(
-        self, additions: Mapping[int, Addition], words: Words, cancelled: Callable[[], bool]
+        self, additions: Mapping[int, Addition], report: Words, cancelled: Callable[[], bool]
     ) -> list[str]:
         """Install on some nodes in parallel, and let the ranks rescan.
 
@@ -364,7 +366,7 @@ class Packages:
             assert node.install is not None
             if plane is not None:
                 addition = replace(addition, carry=partial(carry, plane, node))
-            node.install(addition, partial(words, node.name), stopped)
+            node.install(addition, partial(report, node.name), stopped)
 
         agents = self._resources.agents
         try:
@@ -410,7 +412,7 @@ class Packages:
     def _replaced(self, before: Mapping[int, Environment]) -> list[str]:
         """Describe distributions that changed version while ranks have the earlier one imported."""
         modules: dict[str, set[str]] = {}
-        for module, names in installed.here().modules.items():
+        for module, names in installed.current_environment().modules.items():
             for name in names:
                 modules.setdefault(canonical(name), set()).add(module.partition(".")[0])
         changed = {
@@ -441,7 +443,7 @@ def requirement(needed: Distribution) -> str:
 
 
 def addition(
-    needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()
+    needed: Iterable[Distribution], environment: Environment, wheels: Sequence[OwnWheel] = ()
 ) -> Addition:
     """Build what a node gets for a run.
 
@@ -457,13 +459,13 @@ def addition(
     ]
     constraints = [
         f"{name}=={version}"
-        for name, version in sorted(there.versions.items())
+        for name, version in sorted(environment.versions.items())
         if name not in own_wheel_names
     ]
     preferences = [
         text
         for text in preferred([*names, *own_wheel_names])
-        if text.partition("==")[0] not in there.versions
+        if text.partition("==")[0] not in environment.versions
     ]
     requirements = [
         requirement(distribution)
@@ -473,7 +475,7 @@ def addition(
     return Addition(tuple(requirements), tuple(constraints), tuple(preferences), own=tuple(wheels))
 
 
-def by_hand(packages: Sequence[str]) -> Addition:
+def manual_addition(packages: Sequence[str]) -> Addition:
     """Build what a user has asked to install.
 
     Names without a version get the notebook's version, files are uploaded, and the notebook's own
@@ -494,7 +496,9 @@ def by_hand(packages: Sequence[str]) -> Addition:
     return Addition(pinned(names), (), preferred(names), tuple(paths), wheels)
 
 
-def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:
+def explain_refusal(
+    needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]
+) -> str:
     """Explain that packages are missing in an interpreter that skymagic does not change; pure."""
     requirements, hosts = " ".join(map(requirement, needed)), ", ".join(nodes)
     commands = dict.fromkeys(f"{python} -m pip install {requirements}" for python in pythons)
@@ -507,7 +511,7 @@ def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Seque
     )
 
 
-def unanswered(nodes: Sequence[str]) -> str:
+def explain_unanswered(nodes: Sequence[str]) -> str:
     """Explain that nodes did not report their packages; pure."""
     have = "have" if len(nodes) > 1 else "has"
     return (
@@ -518,7 +522,7 @@ def unanswered(nodes: Sequence[str]) -> str:
     )
 
 
-def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
+def install_question(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
     """Explain that the user must install missing packages (`packages = "ask"`); pure."""
     return (
         f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} "
@@ -538,7 +542,9 @@ def no_wheel(name: str, problem: str) -> str:
     )
 
 
-def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, ours: bool) -> str:
+def other_version(
+    needed: Distribution, nodes: Mapping[str, Sequence[str]], *, in_notebook: bool
+) -> str:
     """Note that nodes have another version of a package; pure.
 
     Args:
@@ -549,7 +555,7 @@ def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, o
     message = f"{needed.name} is {needed.version} here and {versions}"
     return (
         f"{message}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal"
-        if ours
+        if in_notebook
         else message
     )
 

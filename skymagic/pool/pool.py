@@ -22,8 +22,8 @@ from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection
 from skymagic.pool import keys, messages, records
 from skymagic.pool.dispatch import Dispatch, Scheduler
+from skymagic.pool.failures import AgentEvents, Replacement
 from skymagic.pool.keys import PoolKey
-from skymagic.pool.losses import AgentEvents, Replacement
 from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Shipper
     from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
-    from skymagic.run.report import RunSpec
+    from skymagic.run.state import RunSpec
 
 
 def run_steps(done: str, steps: Sequence[Step]) -> None:
@@ -116,7 +116,7 @@ class Pool(SharedStatus):
         survey: Survey,
         namespace: dict[str, Any],
         defaults: Defaults,
-        gone: Callable[[Pool], None],
+        on_closed: Callable[[Pool], None],
         job_id: str = "",
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
@@ -129,7 +129,7 @@ class Pool(SharedStatus):
         self.start_seconds = 0.0
         self.stopped_runs: tuple[RunSpec, ...] = ()
         """Runs that the end of the pool stopped, including those that waited for their ranks."""
-        self._gone = gone
+        self._gone = on_closed
         # working folder of the ranks on their node
         self._folder = "~" if survey.plan.remote else str(Path.cwd())
         self._in_use = contextlib.ExitStack()
@@ -369,12 +369,12 @@ class Pool(SharedStatus):
             data_plane(self.resources),
         )
 
-    def machines(self, chosen: Selection) -> tuple[int, ...]:
+    def machines(self, selection: Selection) -> tuple[int, ...]:
         """Return the indexes of these nodes' machines as `files` counts them.
 
         Raises RequestError for nodes that do not exist.
         """
-        nodes = chosen.ranks(self.plan.topology.nodes, "node")
+        nodes = selection.ranks(self.plan.topology.nodes, "node")
         last = len(self.agents.nodes) - 1
         return tuple(sorted({min(node, last) for node in nodes}))
 

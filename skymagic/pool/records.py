@@ -306,15 +306,17 @@ def reminders(records: Sequence[PoolRecord]) -> list[str]:
     return [_reminder(record) for record in records if left(record)]
 
 
-def _reminder(one: PoolRecord) -> str:
-    was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
-    if one.provider == "aws":
+def _reminder(record: PoolRecord) -> str:
+    was_left = (
+        f"pool {record.name!r} was left on {', '.join(record.hosts)} by a notebook that is gone"
+    )
+    if record.provider == "aws":
         return (
-            f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.name} ends it, "
-            "and it ends itself at its --idle"
+            f"{was_left}: %sky_attach {record.name} continues with it, "
+            f"%sky_down {record.name} ends it, and it ends itself at its --idle"
         )
-    command = f"%sky_down {one.job_id}{_hosts_option(one)}"
-    return f"{was_left}: %sky_attach {one.name} continues with it, {command} ends it"
+    command = f"%sky_down {record.job_id}{_hosts_option(record)}"
+    return f"{was_left}: %sky_attach {record.name} continues with it, {command} ends it"
 
 
 def _hosts_option(record: PoolRecord) -> str:

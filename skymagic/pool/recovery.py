@@ -33,9 +33,9 @@ from skymagic.pool import messages, slow_start
 from skymagic.pool.dispatch import RankReservation, Scheduler
 from skymagic.pool.resources import PoolResources, devices_environment
 from skymagic.pool.status import PoolEvent, SharedStatus, State
-from skymagic.run.report import Limits, Report
 from skymagic.run.results import is_connection_error, may_be_connection_error
 from skymagic.run.stall import HangWatch
+from skymagic.run.state import Limits, Report
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Rejoin
 from skymagic.wire.processes import describe
@@ -174,7 +174,7 @@ class Recovery:
                 f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not "
                 f"{rank_words(unknown_ranks)}"
             )
-        if slow_start.give_up(self._resources, selected):
+        if slow_start.give_up_slow_nodes(self._resources, selected):
             self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
         self._replace({*selected, *self._resources.revive()})
         self._wait_until_back()
@@ -190,14 +190,14 @@ class Recovery:
                     f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: "
                     "%sky_status shows them"
                 )
-            if not is_shown and (text := slow_start.reason(self._resources)):
+            if not is_shown and (text := slow_start.delay_reason(self._resources)):
                 is_shown = True
                 print_note(f"[{text}]")
 
     def slow(self) -> str:
         """Return what delays ranks that are restarting, or "" if nothing does for long."""
         recovering = self._status.state is State.RECOVERING
-        return slow_start.reason(self._resources) if recovering else ""
+        return slow_start.delay_reason(self._resources) if recovering else ""
 
     def _replace(self, chosen: Iterable[int]) -> None:
         """Restart ranks and end the runs on them; a recovery in progress takes the ranks on."""
@@ -366,7 +366,7 @@ class Recovery:
         with HangWatch(self._resources.agents, submission.pending, starting) as watch:
             report = self._send(submission, order, "", Screen(), limits)
         if not report.good:
-            return at_fault(report, watch.found)
+            return at_fault(report, watch.stacks)
         for rank in report.ranks.values():
             for note in (rank.outcome or {}).get("notes", ()):
                 self._status.note(note)

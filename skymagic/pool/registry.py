@@ -151,7 +151,7 @@ def at_exit() -> None:
     # nodes have got the order to end.
     if _pools:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    to_leave = [pool for pool in _pools.values() if pool.stays(live.restarting())]
+    to_leave = [pool for pool in _pools.values() if pool.stays(live.is_restarting())]
     to_close = [pool for pool in _pools.values() if pool not in to_leave]
     steps: list[Callable[[], None]] = [*(pool.leave for pool in to_leave), lambda: close(to_close)]
     for step in steps:

@@ -19,19 +19,19 @@ from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
 from skymagic.display.text import places
 from skymagic.errors import PoolError, PoolStateError, ProvisionError, RunInterrupted
-from skymagic.plan.units import agreeing, count, rank_words
+from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.pool import messages
 from skymagic.pool.dispatch import Dispatch, RankReservation, Scheduler
+from skymagic.pool.failures import Replacement
 from skymagic.pool.keys import PoolKey
-from skymagic.pool.losses import Replacement
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import PoolEvent, SharedStatus, State
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.metrics import Metrics, kept
-from skymagic.run.report import Limits, Report, RunSpec
+from skymagic.run.metrics import Metrics, newest_within
+from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, RunCell
 from skymagic.wire.session.frames import REPLACED
@@ -215,13 +215,15 @@ class PoolRuns:
             )
         agents = self._resources.agents
         if status.state is State.LOST:
-            raise PoolStateError(f"{'; '.join(agents.gone.values())}; {messages.lost(status.name)}")
+            raise PoolStateError(
+                f"{'; '.join(agents.gone.values())}; {messages.suggest_after_loss(status.name)}"
+            )
         if status.state is not State.DEGRADED:
             return
         lost = [rank for rank, state in agents.ranks.items() if not state.ready]
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
-            loss = f"{rank_words(lost)} {agreeing(len(lost), 'is', 'are')} gone"
+            loss = f"{rank_words(lost)} {verb_form(len(lost), 'is', 'are')} gone"
             remedies = messages.ways_without(lost, status.world_size)
             raise PoolStateError("\n".join([f"{loss} ({reasons})", *remedies]))
 
@@ -329,7 +331,7 @@ class PoolRuns:
         """
         metrics = Metrics(spec.execution_count)
         with self._lock:
-            self.reported = [*kept(self.reported, MOST_NUMBERS), metrics]
+            self.reported = [*newest_within(self.reported, MOST_NUMBERS), metrics]
         return metrics
 
 
@@ -434,7 +436,7 @@ class Attaching:
             if isinstance(problem, ProvisionError) and self._head_lost():
                 raise ProvisionError(
                     f"{problem}; "
-                    f"{messages.headless(self._status.job_id, [item.name for item in met_nodes[1:]], not self._status.plan.region)}"
+                    f"{messages.suggest_without_head(self._status.job_id, [item.name for item in met_nodes[1:]], not self._status.plan.region)}"
                 ) from problem
             raise
         self._status.move(PoolEvent.STARTED)
@@ -455,7 +457,7 @@ class Attaching:
         if dead_ranks := sorted({*dead} - followed - gone):
             self._status.note(
                 f"{rank_words(dead_ranks)} had died; "
-                f"{agreeing(len(dead_ranks), 'it is', 'they are')} restarted without variables"
+                f"{verb_form(len(dead_ranks), 'it is', 'they are')} restarted without variables"
             )
             self._recovery.begin(dead_ranks)
         return unfinished
@@ -465,27 +467,29 @@ class Attaching:
         return 0 in gone and not any(REPLACED in reason for reason in gone.values())
 
 
-def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun]:
+def unfinished_runs(states: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun]:
     """Return the last runs of these ranks, the oldest first; pure.
 
     Args:
         kept: rank → the ``order`` and ``outcome`` of its last run.
     """
     orders = {
-        _number(recalled): recalled["order"] for recalled in kept.values() if recalled["order"]
+        _number(recalled): recalled["order"] for recalled in states.values() if recalled["order"]
     }
     runs = []
     for run, order in sorted(orders.items()):
-        if any(_number(kept[rank]) > run for rank in order["ranks"] if rank in kept):
+        if any(_number(states[rank]) > run for rank in order["ranks"] if rank in states):
             continue  # one of its ranks has begun another run, so its user has seen its end
-        outcomes = [recalled["outcome"] for recalled in kept.values() if _number(recalled) == run]
+        outcomes = [recalled["outcome"] for recalled in states.values() if _number(recalled) == run]
         runs.append(
             UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes))
         )
     return runs
 
 
-def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection[int]) -> list[str]:
+def interrupted_runs(
+    states: Mapping[int, Mapping[str, Any]], followed: Collection[int]
+) -> list[str]:
     """Return a line for each of the ranks' last runs that was interrupted: cell, time, and place.
 
     Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
@@ -496,12 +500,12 @@ def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection
         followed: runs that report their end themselves.
     """
     ranks: dict[int, list[int]] = {}
-    for rank, recalled in sorted(kept.items()):
+    for rank, recalled in sorted(states.items()):
         if recalled["order"] and (recalled["outcome"] or {}).get("interrupted"):
             ranks.setdefault(_number(recalled), []).append(rank)
     return [
         _interrupted(
-            kept[run_ranks[0]], run_ranks, {rank: kept[rank]["outcome"] for rank in run_ranks}
+            states[run_ranks[0]], run_ranks, {rank: states[rank]["outcome"] for rank in run_ranks}
         )
         for run, run_ranks in sorted(ranks.items())
         if run not in followed
@@ -509,14 +513,14 @@ def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection
 
 
 def _interrupted(
-    one: Mapping[str, Any], ranks: list[int], outcomes: Mapping[int, Mapping[str, Any]]
+    state: Mapping[str, Any], ranks: list[int], outcomes: Mapping[int, Mapping[str, Any]]
 ) -> str:
-    order = one["order"]
-    ended = time.strftime("%H:%M:%S", time.localtime(one.get("ended_at", 0.0)))
-    step = f", after step {one['step']:g}" if one.get("step") is not None else ""
+    order = state["order"]
+    ended = time.strftime("%H:%M:%S", time.localtime(state.get("ended_at", 0.0)))
+    step = f", after step {state['step']:g}" if state.get("step") is not None else ""
     position = places({rank: outcome.get("stopped_at") or () for rank, outcome in outcomes.items()})
     names = [name for name in (order["output"], *order["gather"]) if name]
-    unset = f": {', '.join(names)} {agreeing(len(names), 'was', 'were')} not set" if names else ""
+    unset = f": {', '.join(names)} {verb_form(len(names), 'was', 'were')} not set" if names else ""
     location = f" ({position})" if position else ""
     return (
         f"cell {order['execution_count']} on {rank_words(ranks)} was interrupted at "
@@ -524,8 +528,8 @@ def _interrupted(
     )
 
 
-def _number(kept: Mapping[str, Any]) -> int:
-    return int(kept["order"]["run"]) if kept["order"] else 0
+def _number(state: Mapping[str, Any]) -> int:
+    return int(state["order"]["run"]) if state["order"] else 0
 
 
 def _spec_of(order: Mapping[str, Any]) -> RunSpec:

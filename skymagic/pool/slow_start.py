@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import rank_words, verb_form
 
 if TYPE_CHECKING:
     from skymagic.pool.resources import PoolResources
@@ -24,7 +24,7 @@ ANSWER_TIMEOUT = 1.0
 """Seconds for an agent or the controller to answer a question."""
 
 
-def reason(resources: PoolResources) -> str:
+def delay_reason(resources: PoolResources) -> str:
     """Return what delays the starting ranks, in a sentence with its remedy; "" for no long delay.
 
     Takes up to `ANSWER_TIMEOUT` seconds for each process that does not answer.
@@ -32,7 +32,10 @@ def reason(resources: PoolResources) -> str:
     late_ranks = resources.agents.late(SLOW_AFTER)
     if not late_ranks:
         return ""
-    have, them = agreeing(len(late_ranks), "has", "have"), agreeing(len(late_ranks), "it", "them")
+    have, them = (
+        verb_form(len(late_ranks), "has", "have"),
+        verb_form(len(late_ranks), "it", "them"),
+    )
     text = (
         f"{rank_words(late_ranks)} {have} not registered for {SLOW_AFTER:.0f} s: "
         f"{_cause(resources, late_ranks)}; "
@@ -42,7 +45,7 @@ def reason(resources: PoolResources) -> str:
     return text
 
 
-def give_up(resources: PoolResources, ranks: Collection[int]) -> bool:
+def give_up_slow_nodes(resources: PoolResources, ranks: Collection[int]) -> bool:
     """Give up nodes with ranks that are slow to start, and the head if the controller is silent.
 
     Args:

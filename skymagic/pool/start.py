@@ -1,14 +1,14 @@
 """Start plans: decide what a request for a pool becomes; pure.
 
-A start plan is a value that can be printed and compared, and that `pool.making` carries out::
+A start plan is a value that can be printed and compared, and that `pool.launch` carries out::
 
     a running pool of this notebook fits ──────────▶ Reuse    or differs in its nodes ──▶ Resize
     a pool that another notebook left fits ────────▶ Attach
     no pool fits ──────────────────────────────────▶ Make     or later, with --lazy ────▶ Declare
     another pool has the name ─────────────────────▶ Refuse
 
-`Attach` relies on local records: the machines may be gone by now, and `instead` decides what to do
-then.
+`Attach` relies on local records: the machines may be gone by now, and `after_refusal` decides
+what to do then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RecordedPool:
     """
 
     record: PoolRecord
-    left: bool
+    leftovers: bool
     plan: Plan | None
     problem: str = ""
 
@@ -69,11 +69,11 @@ class Reuse:
 class Resize:
     """A pool of this notebook fits except for its number of nodes.
 
-    `wanted` is the pool's own request with the new number.
+    `request` is the pool's own request with the new number.
     """
 
     pool: OwnPool
-    wanted: PoolRequest
+    request: PoolRequest
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def start_plan(
     own: Sequence[OwnPool],
     recorded: Iterable[RecordedPool] = (),
     *,
-    place: Callable[[PoolRequest], PoolRequest] = lambda request: request,
+    allocate: Callable[[PoolRequest], PoolRequest] = lambda request: request,
     runs: Callable[[PoolRecord], bool] = lambda record: True,
     resize: bool = False,
     start: bool = False,
@@ -150,10 +150,12 @@ def start_plan(
         declared = [pool for pool in own if pool.declared and not fits(request, pool.plan)]
         if declared:
             declared_request = replace(declared[-1].plan.request, name=declared[-1].name)
-            return start_plan(declared_request, own, recorded, place=place, runs=runs, start=True)
+            return start_plan(
+                declared_request, own, recorded, allocate=allocate, runs=runs, start=True
+            )
     name = request.name or DEFAULT_NAME
     if running is None:
-        request = place(request)
+        request = allocate(request)
         return _from_elsewhere(request, name, recorded, runs) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
@@ -161,10 +163,10 @@ def start_plan(
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
     problem = f"pool {running.name!r} is already running"
-    return Refuse(place(request), _in_the_way(problem, running.name, differences))
+    return Refuse(allocate(request), _in_the_way(problem, running.name, differences))
 
 
-def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
+def after_refusal(step: Attach, kind: str, start: bool) -> StartPlan | None:
     """Decide what to do if a provider refuses to attach a pool.
 
     Args:
@@ -285,22 +287,22 @@ def _name_in_the_way(
         record = pool.record
         if record.name != name or record.provider in RENTED:
             continue
-        if not pool.left:
+        if not pool.leftovers:
             return Refuse(request, (records.taken_words(record),), busy=True)
         if runs(record):
             return Refuse(request, (records.left_words(record),), busy=True)
     return None
 
 
-def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | Refuse | None:
+def _of_recorded(request: PoolRequest, name: str, recorded: RecordedPool) -> Attach | Refuse | None:
     """Decide what a rented pool is to a request: a match, an obstacle, or nothing."""
-    record, has_name = one.record, one.record.name == name
-    if not one.left:
+    record, has_name = recorded.record, recorded.record.name == name
+    if not recorded.leftovers:
         return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
-    if one.plan is None:
-        problem = f"{one.problem}; %sky_down {name} ends what is left of it"
+    if recorded.plan is None:
+        problem = f"{recorded.problem}; %sky_down {name} ends what is left of it"
         return Refuse(request, (problem,), busy=True) if has_name else None
-    differences = fits(request, one.plan)
+    differences = fits(request, recorded.plan)
     if not differences:
         return Attach(record, request)
     if not has_name:

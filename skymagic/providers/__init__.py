@@ -18,22 +18,22 @@ ray_driver  the process connected to Ray, and the actors on the nodes
 aws/      machines rented from EC2
 """
 
-from skymagic.providers.choice import AWS as AWS
-from skymagic.providers.choice import LISTING as LISTING
-from skymagic.providers.choice import SSH as SSH
-from skymagic.providers.choice import TABLE as TABLE
-from skymagic.providers.choice import Choice as Choice
-from skymagic.providers.choice import Kubernetes as Kubernetes
-from skymagic.providers.choice import Local as Local
-from skymagic.providers.choice import Ray as Ray
-from skymagic.providers.choice import Slurm as Slurm
-from skymagic.providers.choice import listing as listing
-from skymagic.providers.choice import names as names
-from skymagic.providers.choice import placed as placed
-from skymagic.providers.choice import serving as serving
 from skymagic.providers.provider import Listable as Listable
 from skymagic.providers.provider import ListedPool as ListedPool
 from skymagic.providers.provider import Provider as Provider
 from skymagic.providers.provider import Replaceable as Replaceable
 from skymagic.providers.provider import Say as Say
 from skymagic.providers.provider import Survey as Survey
+from skymagic.providers.registry import AWS as AWS
+from skymagic.providers.registry import LISTING as LISTING
+from skymagic.providers.registry import SSH as SSH
+from skymagic.providers.registry import TABLE as TABLE
+from skymagic.providers.registry import Choice as Choice
+from skymagic.providers.registry import Kubernetes as Kubernetes
+from skymagic.providers.registry import Local as Local
+from skymagic.providers.registry import Ray as Ray
+from skymagic.providers.registry import Slurm as Slurm
+from skymagic.providers.registry import listing as listing
+from skymagic.providers.registry import names as names
+from skymagic.providers.registry import placed as placed
+from skymagic.providers.registry import serving as serving

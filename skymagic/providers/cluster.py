@@ -34,7 +34,7 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.providers import head
 from skymagic.providers.channel_key import MARK_SEEN, ChannelKey
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.ssh import HostAccess, HostMachine, set_up, side_by_side
+from skymagic.providers.ssh import HostAccess, HostMachine, call_concurrently, set_up
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.sealed import UntrustedHost
 from skymagic.wire import processes, tls
@@ -57,7 +57,7 @@ class ClusterAccess(HostAccess):
             channel is already encrypted.
     """
 
-    where: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
     channel_key: str = field(default="", repr=False)
 
     @property
@@ -123,7 +123,9 @@ class ClusterNode(ABC):
         """
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
-        access = ClusterAccess(**vars(node.access), where=self.where, channel_key=self.channel_key)
+        access = ClusterAccess(
+            **vars(node.access), address=self.where, channel_key=self.channel_key
+        )
         return replace(
             node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
         )
@@ -213,7 +215,7 @@ class NodeDoor:
         direct = self._direct(module, *args) if module in BULK else None
         return direct or self._run(module, *args)
 
-    def _direct(self, *words: str) -> Transport | None:
+    def _direct(self, *text: str) -> Transport | None:
         """Return a direct connection, or None if the node does not answer at its address.
 
         The relay may have ended; another one is started once.
@@ -222,7 +224,7 @@ class NodeDoor:
             for _ in range(2):
                 with contextlib.suppress(OSError):
                     if self._access.port:
-                        return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+                        return head.RelayedTransport(self._access, *text, timeout=DOOR_SECONDS)
                 if not self._opens():
                     break
         return None
@@ -254,7 +256,7 @@ class NodeDoor:
 
 
 @dataclass
-class Gang:
+class NodeGroup:
     """Nodes of a pool, as far as they have been allocated."""
 
     job_id: str = ""
@@ -262,7 +264,7 @@ class Gang:
     """
     number: str = ""
     """The scheduler's own identifier of the allocation, if it has one."""
-    asked: Future[Any] | None = None
+    requested: Future[Any] | None = None
     """The request to the scheduler, from the moment it is sent."""
     key: ChannelKey | None = None
     """Key of the pool's channels, if they pass through a scheduler that does not encrypt them."""
@@ -277,8 +279,8 @@ class Gang:
         An interrupt ends the wait only. `close` still sees the request and releases what it
         allocates.
         """
-        (self.asked,) = start_all([order], name="skymagic-order")
-        return self.asked.result()
+        (self.requested,) = start_all([order], name="skymagic-order")
+        return self.requested.result()
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ class ClusterSurvey(Survey):
     """A resource request; owns the nodes that the scheduler allocates for it."""
 
     requirements: Requirements
-    gang: Gang = field(default_factory=Gang, kw_only=True)
+    gang: NodeGroup = field(default_factory=NodeGroup, kw_only=True)
 
     def give_back(self) -> str:
         """Release the scheduler's allocation. Twice is safe.
@@ -325,25 +327,25 @@ class ClusterSurvey(Survey):
         with gang.closing:
             try:
                 if gang.job_id:
-                    if gang.asked is not None:
-                        wait([gang.asked])
+                    if gang.requested is not None:
+                        wait([gang.requested])
                     if (what := self.give_back()) and not gang.ready:
                         print_note(f"[{what}]")
                 gang.job_id = ""
             finally:
-                side_by_side(HostMachine.close, gang.machines)
+                call_concurrently(HostMachine.close, gang.machines)
                 if gang.key is not None and not gang.job_id:
                     gang.key.drop()
                 self.leave()
 
     def taken(
         self,
-        places: Sequence[ClusterNode],
-        told: str,
+        nodes: Sequence[ClusterNode],
+        source: str,
         say: Say,
         *,
         patience: float = 0.0,
-        **known: Any,
+        **previous: Any,
     ) -> list[Node]:
         """Connect to the allocated nodes, inspect them and set them up, all in parallel.
 
@@ -353,24 +355,26 @@ class ClusterSurvey(Survey):
             patience: see `ClusterNode.inspected`.
             known: fields of the plan that do not come from the inspection.
         """
-        gang, names = self.gang, [node.name for node in places]
-        say(StartStep(f"{told} {', '.join(names)} …", "connecting", names))
+        gang, names = self.gang, [node.name for node in nodes]
+        say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
         before = gang.machines[:]
-        gang.machines[:] = side_by_side(
-            lambda place: place.inspected(self.requirements, patience), places
+        gang.machines[:] = call_concurrently(
+            lambda place: place.inspected(self.requirements, patience), nodes
         )
-        side_by_side(HostMachine.close, before)
+        call_concurrently(HostMachine.close, before)
         if gang.key is not None and (unverified := sorted(gang.key.unverified)):
             print_note(
                 f"[{', '.join(unverified)}: trusted on first use, for no home folder is shared "
                 "to prove the channel's key by: SECURITY.md]"
             )
-        gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
+        gang.plan = replace(
+            _with_measured_nodes(self.plan, gang.machines, self.requirements), **previous
+        )
         set_up(gang.machines, self.requirements, say)
-        return self._nodes(places, [f"{gang.job_id}-{index}" for index in range(len(places))])
+        return self._nodes(nodes, [f"{gang.job_id}-{index}" for index in range(len(nodes))])
 
     def attached(
-        self, places: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
+        self, nodes: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
     ) -> list[Node]:
         """Return the nodes of a pool that another notebook of this user created.
 
@@ -379,11 +383,11 @@ class ClusterSurvey(Survey):
         Raises:
             CloudError: the scheduler reports that all of them are gone.
         """
-        if (reason := places[0].fate()) and all(node.fate() for node in places[1:]):
+        if (reason := nodes[0].fate()) and all(node.fate() for node in nodes[1:]):
             self.leave()
             raise CloudError("missing", "", reason)
         gang = self.gang
-        gang.job_id, gang.plan, gang.ready = places[0].job_id, self.plan, True
+        gang.job_id, gang.plan, gang.ready = nodes[0].job_id, self.plan, True
         gang.machines.extend(
             HostMachine(
                 node.name,
@@ -393,12 +397,12 @@ class ClusterSurvey(Survey):
                 access.secret,
                 access.installation,
             )
-            for node, access in zip(places, accesses, strict=True)
+            for node, access in zip(nodes, accesses, strict=True)
         )
-        return self._nodes(places, [access.daemon for access in accesses])
+        return self._nodes(nodes, [access.daemon for access in accesses])
 
-    def _nodes(self, places: Sequence[ClusterNode], daemons: Sequence[str]) -> list[Node]:
-        numbered = enumerate(zip(places, self.gang.machines, daemons, strict=True))
+    def _nodes(self, nodes: Sequence[ClusterNode], daemons: Sequence[str]) -> list[Node]:
+        numbered = enumerate(zip(nodes, self.gang.machines, daemons, strict=True))
         return [node.node(machine, index, daemon) for index, (node, machine, daemon) in numbered]
 
 
@@ -410,22 +414,24 @@ def cpus_of(request: PoolRequest) -> int:
     return max(int(request.cpus.amount) if request.cpus else 1, topology(request).procs_per_node)
 
 
-def counted(gpu: Accelerator | GpuChoice, who: str, whole: bool = True) -> None:
+def check_gpu_count(gpu: Accelerator | GpuChoice, who: str, total: bool = True) -> None:
     """Raise RequestError if the request selects individual GPUs, which the cluster chooses itself.
 
-    Unless `whole`, a request for all of a node's GPUs is refused too.
+    Unless `total`, a request for all of a node's GPUs is refused too.
 
     Args:
         who: name of the scheduler, used in the message.
     """
-    if isinstance(gpu, GpuChoice) and (gpu.words or not (whole or gpu.count)):
+    if isinstance(gpu, GpuChoice) and (gpu.selectors or not (total or gpu.count)):
         raise RequestError(
             f"--gpu {gpu}: {who} chooses the GPUs: "
-            f"write how many, as in --gpu {len(gpu.words) or 8}"
+            f"write how many, as in --gpu {len(gpu.selectors) or 8}"
         )
 
 
-def _measured(plan: Plan, machines: Sequence[HostMachine], requirements: Requirements) -> Plan:
+def _with_measured_nodes(
+    plan: Plan, machines: Sequence[HostMachine], requirements: Requirements
+) -> Plan:
     """Return the plan with the CPUs and GPUs found on its nodes.
 
     Raises RequestError if a node lacks what the cluster promised.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
-from skymagic.display.live import asks_secrets
+from skymagic.display.live import secret_prompt
 from skymagic.errors import HostError, HostsError, RequestError
-from skymagic.providers.ssh import side_by_side
+from skymagic.providers.ssh import call_concurrently
 from skymagic.ssh import connecting
 from skymagic.ssh.config import endpoints
 from skymagic.ssh.host import HostConnection
@@ -198,9 +198,9 @@ def ask(
             )
 
     try:
-        answers = side_by_side(answer, connections)
+        answers = call_concurrently(answer, connections)
     finally:
-        side_by_side(HostConnection.close, connections)
+        call_concurrently(HostConnection.close, connections)
     results: dict[str, T] = {}
     for connection, outcome in zip(connections, answers, strict=True):
         if isinstance(outcome, HostError):
@@ -219,7 +219,7 @@ def _connect(hosts: Iterable[str]) -> tuple[list[HostConnection], dict[str, str]
     unreached: dict[str, str] = {}
     while remaining:
         try:
-            return connecting.connect_all(remaining, asks_secrets()), unreached
+            return connecting.connect_all(remaining, secret_prompt()), unreached
         except (HostError, HostsError) as problem:
             failures = problem.failures if isinstance(problem, HostsError) else [problem]
             unreached |= {failure.host: failure.reason for failure in failures}

@@ -17,7 +17,7 @@ from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
-from skymagic.providers.local import Detached, DetachedAccess, Here, run
+from skymagic.providers.local import Detached, DetachedAccess, LocalMachine, run
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes, tls
 from skymagic.wire.codec import Transport
@@ -49,7 +49,7 @@ class NodeAccess:
 
 def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence[Node]]:
     """Return the machines of a pool whose agents already run. The caller is on the head."""
-    this_machine = Here(DetachedAccess(accesses[0].daemon, accesses[0].secret))
+    this_machine = LocalMachine(DetachedAccess(accesses[0].daemon, accesses[0].secret))
     head = this_machine.node(accesses[0].daemon, run)
     tunnels = tuple(AgentTunnel(access.secret) for access in accesses[1:])
     nodes = [replace(head, name=accesses[0].node if plan.remote else head.name)]
@@ -59,7 +59,7 @@ def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence
 
 def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
     """Return a machine other than the head."""
-    relayed = functools.partial(Relayed, access)
+    relayed = functools.partial(RelayedTransport, access)
     attach = functools.partial(relayed, processes.ATTACH, access.daemon)
     start = functools.partial(tunnel.open, attach)
     return Node(
@@ -99,7 +99,7 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
 
 
 def accesses(
-    nodes: Sequence[Node], known: Sequence[Any], addresses: Sequence[str]
+    nodes: Sequence[Node], previous: Sequence[Any], addresses: Sequence[str]
 ) -> tuple[NodeAccess, ...]:
     """Start a relay on each node but the head, and return the head's access to each node.
 
@@ -115,7 +115,7 @@ def accesses(
     """
     first, *remaining = (
         NodeAccess(access.daemon, access.secret, node.name, address)
-        for node, access, address in zip(nodes, known, addresses, strict=True)
+        for node, access, address in zip(nodes, previous, addresses, strict=True)
     )
     pem = tls.certificate() if remaining else ""
     opened = run_all(
@@ -132,7 +132,7 @@ def accesses(
     )
 
 
-class Relayed:
+class RelayedTransport:
     """A process on another node, reached through its relay.
 
     Args:
@@ -143,12 +143,12 @@ class Relayed:
         OSError: the relay cannot be reached, or it is another pool's.
     """
 
-    def __init__(self, access: NodeAccess, *words: str, timeout: float = CONNECT_TIMEOUT) -> None:
+    def __init__(self, access: NodeAccess, *command: str, timeout: float = CONNECT_TIMEOUT) -> None:
         sock = socket.create_connection((access.address, access.port), timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             secure: ssl.SSLSocket = tls.context(access.pem, server=False).wrap_socket(sock)
-            secure.sendall(json.dumps(words).encode() + b"\n")
+            secure.sendall(json.dumps(command).encode() + b"\n")
         except BaseException:
             sock.close()
             raise

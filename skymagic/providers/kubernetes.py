@@ -15,9 +15,9 @@ from shlex import quote
 
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError, noted_in
+from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest, for_others
+from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import count
 from skymagic.providers import kubernetes_api as api
 from skymagic.providers import ssh
@@ -25,7 +25,7 @@ from skymagic.providers.cluster import (
     ClusterAccess,
     ClusterNode,
     ClusterSurvey,
-    counted,
+    check_gpu_count,
     cpus_of,
     holder_folder,
 )
@@ -123,9 +123,9 @@ class Kubernetes:
     def plan(self, request: PoolRequest, say: Say) -> KubernetesSurvey:
         """Check that the pool may be created. Creates nothing."""
         options = dict(request.kubernetes)
-        mistakes = for_others(request, "kubernetes")
+        mistakes = unsupported_options(request, "kubernetes")
         labels = options.get("pods", "")
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             template = _template(options.get("pod-template", ""))
             resources = _resources(request, template)
         if labels:
@@ -211,7 +211,7 @@ class Kubernetes:
         pods = [
             PodPlace(access.host, access.job_id, context, namespace, container, bool(holder))
             for access in accesses
-            for context, namespace, container, holder in [access.where]
+            for context, namespace, container, holder in [access.address]
         ]
         labels = dict(plan.request.kubernetes).get("pods", "")
         cluster = _cluster(pods[0].context, pods[0].namespace)
@@ -261,7 +261,7 @@ def _resources(request: PoolRequest, template: Json) -> Json:
     if request.memory:
         requests["memory"] = f"{request.memory.amount:g}G"
     if (gpu := request.gpu) is not None:
-        counted(gpu, "the cluster", whole=False)
+        check_gpu_count(gpu, "the cluster", total=False)
     gpus = {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}
     return {"requests": requests | gpus, "limits": gpus}  # Kubernetes wants both to be the same
 
@@ -318,7 +318,7 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
 
 def _running(cluster: KubernetesCluster, labels: str) -> list[Json]:
     """Return the running pods with these labels."""
-    return [pod for pod in cluster.pods(labels)[0] if api.waiting(pod) == ("", "")]
+    return [pod for pod in cluster.pods(labels)[0] if api.waiting_reason(pod) == ("", "")]
 
 
 # ------------------------------------------------------------------------------------ the pods
@@ -333,10 +333,10 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
     name, labels, last_reason = api.object_name(job_id), f"{api.JOB}={job_id}", ""
     while True:
         pods, version = cluster.pods(labels)
-        if len(pods) == nodes and not any(api.waiting(pod)[0] for pod in pods):
+        if len(pods) == nodes and not any(api.waiting_reason(pod)[0] for pod in pods):
             return pods
         events = cluster.events(name) if len(pods) < nodes else []
-        if problem := api.hopeless(pods, events):
+        if problem := api.explain_hopeless(pods, events):
             raise ProvisionError(f"Kubernetes job {name} cannot start: {problem}")
         job = cluster.job(name)
         if not job:
@@ -345,7 +345,8 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
                 "before its pods ran"
             )
         first = next(
-            (pod["metadata"]["name"] for pod in pods if api.waiting(pod)[0] == api.CREATING), None
+            (pod["metadata"]["name"] for pod in pods if api.waiting_reason(pod)[0] == api.CREATING),
+            None,
         )
         creating, suspended = (
             cluster.events(first) if first else [],

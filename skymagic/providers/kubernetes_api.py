@@ -483,14 +483,14 @@ def _frame(kind: str, data: bytes) -> bytes:
     return bytes(frames.create_frame(data, getattr(frames, f"OPCODE_{kind}")).format())
 
 
-def exit_status(said: bytes) -> tuple[int, str]:
+def exit_status(message: bytes) -> tuple[int, str]:
     """Parse the message on exec's status channel. Pure.
 
     Returns:
         The exit status and "", or -1 and the reason why the status is missing.
     """
     try:
-        status = json.loads(said)
+        status = json.loads(message)
     except ValueError:
         return -1, ""
     if status.get("status") == "Success":
@@ -724,7 +724,7 @@ def _true(thing: Json, *kinds: str) -> list[Json]:
     ]
 
 
-def waiting(pod: Json) -> tuple[str, str]:
+def waiting_reason(pod: Json) -> tuple[str, str]:
     """Return Kubernetes' reason and message why a pod does not run, or ("", "") if it runs."""
     status = pod.get("status", {})
     for container in [
@@ -743,7 +743,7 @@ def waiting(pod: Json) -> tuple[str, str]:
 
 def waiting_words(
     pods: Sequence[Json],
-    wanted: int,
+    pod_count: int,
     events: Iterable[Json],
     suspended: bool,
     creating: Sequence[Json] = (),
@@ -756,14 +756,14 @@ def waiting_words(
     """
     groups: dict[str, int] = {}
     for pod in pods:
-        reason, message = waiting(pod)
+        reason, message = waiting_reason(pod)
         message = _creating_words(creating) if reason == CREATING else message
         if reason:
             explanation = (
                 "; ".join(filter(None, (WORDS.get(reason, ""), message))) or "nobody says why"
             )
             groups[f"{explanation} ({reason})"] = groups.get(f"{explanation} ({reason})", 0) + 1
-    if (missing := wanted - len(pods)) > 0:
+    if (missing := pod_count - len(pods)) > 0:
         warnings = [event.get("message", "") for event in events if event.get("type") == "Warning"]
         suspension = "the job is suspended: a queue such as Kueue starts it" if suspended else ""
         groups[suspension or (warnings[-1] if warnings else "they are not made yet")] = missing
@@ -812,13 +812,13 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
     return f"pod {name} was deleted, and not from this notebook"
 
 
-def hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
+def explain_hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
     """Explain why pods can never run, or return "" if they may.
 
     Args:
         events: events of their job.
     """
-    states = [waiting(pod) for pod in pods]
+    states = [waiting_reason(pod) for pod in pods]
     explanations = [
         f"{WORDS[reason]}: {message} ({reason})" for reason, message in states if reason in HOPELESS
     ]

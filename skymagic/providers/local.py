@@ -20,7 +20,7 @@ from pathlib import Path
 from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
-from skymagic.errors import PoolError, RequestError, noted_in
+from skymagic.errors import PoolError, RequestError, collect_mistakes
 from skymagic.plan import gpus, image
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.limits import MOST_DESCRIPTORS
@@ -53,7 +53,7 @@ class Local:
         """Check the request against this machine."""
         mistakes: list[str] = []
         requested_image = image.Image(pip=request.pip)
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             local_inventory = inventory(request)
             local_plan = plan(request, replace(local_inventory, descriptors=descriptors()))
             shape, gpus_per_node = (
@@ -65,7 +65,7 @@ class Local:
             )
             requested_image = table.image_for(local_plan.request.plugins, local_plan.image, cluster)
         if requested_image.pip:
-            mistakes += image.missing(
+            mistakes += image.explain_unsatisfied(
                 requested_image,
                 {name: _version(name) for name in image.projects(requested_image.pip)},
             )
@@ -86,7 +86,7 @@ class Local:
         self, plan: Plan, accesses: Sequence[DetachedAccess]
     ) -> tuple[Survey, Sequence[Node]]:
         """Return this machine for a pool that another notebook created here with ``--detach``."""
-        survey = Detached(plan, Here(accesses[0]))
+        survey = Detached(plan, LocalMachine(accesses[0]))
         return survey, [survey.here.node(accesses[0].daemon, run)]
 
 
@@ -204,7 +204,7 @@ def inventory(request: PoolRequest | None = None) -> Inventory:
         memory,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
-    if request is None or not gpus.wanted(request):
+    if request is None or not gpus.uses_gpus(request):
         return local_inventory
     # the pool's own setting takes precedence over the notebook's environment
     visible_devices = dict(request.env).get(
@@ -236,7 +236,7 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
         return (), f"NVIDIA's driver does not answer ({complaint})"
     tree, _ = _smi("-L")
     applications, _ = _smi(f"--query-compute-apps={gpus.APPLICATIONS}")
-    return gpus.listed(rows, tree, applications, _held(), (os.getpid(),)), ""
+    return gpus.parse_nvidia_smi(rows, tree, applications, _held(), (os.getpid(),)), ""
 
 
 def _smi(question: str) -> tuple[list[str], str]:
@@ -326,7 +326,7 @@ class DetachedAccess:
     python: str = sys.executable
 
 
-class Here:
+class LocalMachine:
     """This machine, and the tunnel to the agent on it.
 
     Args:
@@ -376,7 +376,7 @@ class Detached(Survey):
     Owns the tunnels to the agents: the one here, and those from the head to other nodes.
     """
 
-    here: Here = field(default_factory=Here)
+    here: LocalMachine = field(default_factory=LocalMachine)
     tunnels: tuple[AgentTunnel, ...] = ()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import gpus
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest, for_others
+from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import count
 from skymagic.providers import ssh
 from skymagic.providers.channel_key import ChannelKey
@@ -34,7 +34,7 @@ from skymagic.providers.cluster import (
     ClusterAccess,
     ClusterNode,
     ClusterSurvey,
-    counted,
+    check_gpu_count,
     cpus_of,
     holder_folder,
     holder_script,
@@ -388,7 +388,7 @@ class Ray:
 
     def plan(self, request: PoolRequest, say: Say) -> RaySurvey:
         """Query what the cluster offers. Starts nothing on it."""
-        mistakes = for_others(request, "ray")
+        mistakes = unsupported_options(request, "ray")
         if importlib.util.find_spec("ray") is None:
             missing = (
                 "--provider ray needs Ray in the notebook's environment, in the cluster's version: "
@@ -417,7 +417,7 @@ class Ray:
             cpus=int(resources["CPU"]),
             memory_gb=min((node.get("memory", 0.0) for node in answer["nodes"]), default=0.0)
             // 1e9,
-            devices=(gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else (),
+            devices=(gpus.devices_by_name(*[gpu.name] * gpu.count),) * shape.nodes if gpu else (),
             remote=True,
         )
         return RaySurvey(plan, requirements, link, (resources,) * shape.nodes)
@@ -434,7 +434,7 @@ class Ray:
             RayNode(name, job_id, survey.link, index, record["address"], key)
             for index, (name, record) in enumerate(zip(_names(allocated), allocated, strict=True))
         ]
-        ssh.side_by_side(lambda place: place.introduce(pem), nodes)
+        ssh.call_concurrently(lambda place: place.introduce(pem), nodes)
         hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
         next(survey.link.ask(hold))
         return survey.taken(nodes, "Ray has given", say)
@@ -447,12 +447,12 @@ class Ray:
         Connects to no node yet.
         """
         survey = RaySurvey(
-            plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0])
+            plan, accesses[0].installation.requirements, RayLink(accesses[0].address[0])
         )
         key = ChannelKey(accesses[0].job_id, HERE.run, accesses[0].channel_key)
         survey.gang.key = key
         nodes = [
-            RayNode(access.host, access.job_id, survey.link, index, access.where[1], key)
+            RayNode(access.host, access.job_id, survey.link, index, access.address[1], key)
             for index, access in enumerate(accesses)
         ]
         return survey, survey.attached(nodes, accesses)
@@ -515,7 +515,7 @@ def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[s
     resources: dict[str, float] = {"CPU": cpus_of(request)}
     if request.memory:
         resources["memory"] = request.memory.amount * 1e9
-    if not gpus.asked(request) or request.gpu is None:
+    if not gpus.requests_gpus(request) or request.gpu is None:
         return resources
     return resources | _gpu_resources(request.gpu, nodes)
 
@@ -524,7 +524,7 @@ def _gpu_resources(
     gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
     most = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
-    counted(gpu, "Ray")
+    check_gpu_count(gpu, "Ray")
     if isinstance(gpu, GpuChoice):
         if not most and gpu.count is None:
             raise RequestError("--gpu all: no node of the cluster has GPUs now: write how many")

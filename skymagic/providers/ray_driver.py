@@ -573,15 +573,15 @@ def made(
 
 
 def place(
-    _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
+    _: object, job: str, bundles: Sequence[Mapping[str, float]], placement_group: Any, **_more: str
 ) -> Answers:
     """Yield what a pool waits for until its nodes are ready, then its nodes.
 
     Nodes are given by host name, Ray's node ID, and the address for Ray's other nodes.
     """
-    if isinstance(made, Exception):
-        raise made
-    last_message, starting = "", [holder.__ray_ready__.remote() for holder in made]
+    if isinstance(placement_group, Exception):
+        raise placement_group
+    last_message, starting = "", [holder.__ray_ready__.remote() for holder in placement_group]
     while len(ray.wait(starting, num_returns=len(starting), timeout=1.0)[0]) < len(starting):
         row = placement_group_table(WAITING[job])
         if (

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skymagic.cluster import Node
-from skymagic.display.live import asks_secrets
+from skymagic.display.live import secret_prompt
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError, noted_in
+from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest, for_others
+from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.channel_key import ChannelKey
@@ -76,8 +76,8 @@ class SlurmSurvey(ClusterSurvey):
         """Cancel the job."""
         gang = self.gang
         # an interrupt ended the wait for the answer, but Slurm may have accepted the job
-        if gang.asked is not None and not gang.number:
-            gang.number = "" if gang.asked.exception() else gang.asked.result()
+        if gang.requested is not None and not gang.number:
+            gang.number = "" if gang.requested.exception() else gang.requested.result()
         # cancelling by name also cancels a successor
         number = "" if self.plan.request.replace else gang.number
         if problem := self.login.cancel(number, gang.job_id):
@@ -161,7 +161,7 @@ class Slurm:
     def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
         mistakes = _elsewhere(request)
         shape = topology(request)
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             directives, nodes = _asked(login, request)
             prologue = _prologue(login)
         if mistakes:
@@ -170,7 +170,7 @@ class Slurm:
         names = ",".join(dict.fromkeys(partition.name for partition in nodes))
         gpu = request.accelerator
         # which GPUs exactly is known once the nodes are inspected
-        devices = (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
+        devices = (gpus.devices_by_name(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
         plan = Plan(
             provider="slurm",
             request=request,
@@ -240,7 +240,7 @@ class Slurm:
         survey = SlurmSurvey(
             plan, accesses[0].installation.requirements, login, directives, prologue
         )
-        (survey.gang.number,) = accesses[0].where
+        (survey.gang.number,) = accesses[0].address
         key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
         survey.gang.key = key
         nodes = [
@@ -254,7 +254,7 @@ class Slurm:
         with self._programs() as login:
             answer = login.run(*slurm_jobs.SQUEUE)
         if answer.returncode:
-            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer)}")
+            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.error_message(answer)}")
         # for a pool with a successor, list the job that runs
         jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
         return [
@@ -294,7 +294,7 @@ class Slurm:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(
-                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}"
+                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.error_message(done)}"
             )
         return [base64.b64decode(encoded) for encoded in done.stdout.split()]
 
@@ -310,14 +310,16 @@ def _login(request: PoolRequest) -> LoginNode:
     if not request.login:
         return HERE
     programs = HostPrograms(request.login, request.ssh, "sbatch", slurm_jobs.KEPT)
-    programs.open(asks_secrets())
+    programs.open(secret_prompt())
     return LoginNode(programs)
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """Return mistakes: options that have no meaning on a cluster."""
     misplaced = ["--ssh is for the way to a login node: name that with --login, or leave it out"]
-    return for_others(request, "slurm") + misplaced * (request.ssh != "auto" and not request.login)
+    return unsupported_options(request, "slurm") + misplaced * (
+        request.ssh != "auto" and not request.login
+    )
 
 
 def _asked(
@@ -329,8 +331,10 @@ def _asked(
     """
     answer = login.run(*slurm_jobs.SINFO)
     if answer.returncode:
-        raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer).splitlines()[-1]}")
-    nodes = slurm_jobs.fitting(
+        raise ProvisionError(
+            f"Slurm does not answer: {slurm_jobs.error_message(answer).splitlines()[-1]}"
+        )
+    nodes = slurm_jobs.nodes_of_partition(
         slurm_jobs.partitions(answer.stdout), dict(request.slurm).get("partition")
     )
     return _directives(request, nodes), nodes
@@ -351,8 +355,8 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
     }
     if request.memory:
         usual["mem"] = f"{request.memory.amount:.0f}G"
-    if gpus.asked(request) and request.gpu is not None:
-        with noted_in(mistakes):
+    if gpus.requests_gpus(request) and request.gpu is not None:
+        with collect_mistakes(mistakes):
             usual["gres"] = slurm_jobs.gres_word(request.gpu, nodes)
     if request.max_lifetime:
         usual["time"] = f"{request.max_lifetime / 60 + 1:.0f}"
@@ -361,7 +365,7 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
     ):
         usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
     directives = usual
-    with noted_in(mistakes):
+    with collect_mistakes(mistakes):
         directives = slurm_jobs.asked_directives(request.slurm, usual)
     if (most := sum(partition.nodes for partition in nodes)) < shape.nodes:
         mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")
@@ -412,7 +416,7 @@ def _preview(
         return ()
     text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
-    verdict = slurm_jobs.said(answer).removeprefix("sbatch: ")
+    verdict = slurm_jobs.error_message(answer).removeprefix("sbatch: ")
     return (
         *f"Slurm says: {verdict}{slurm_jobs.remedy(verdict, directives, login.run)}".splitlines(),
         *text.splitlines(),

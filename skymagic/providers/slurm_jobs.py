@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from skymagic.errors import ProvisionError, RequestError, noted_in
+from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
-from skymagic.providers.cluster import counted, holder_folder, holder_script
+from skymagic.providers.cluster import check_gpu_count, holder_folder, holder_script
 from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
@@ -125,33 +125,35 @@ def _gpus(text: str) -> dict[str, int]:
     return {entry[1] if len(entry) == 3 else "": int(entry[-1]) for entry in gpu_entries}
 
 
-def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmPartition]:
+def nodes_of_partition(
+    partitions: Sequence[SlurmPartition], name: str | None
+) -> list[SlurmPartition]:
     """Return the nodes of the named partition, or of the default one.
 
     Raises RequestError for an unknown partition and suggests the nearest name.
     """
-    names = list(dict.fromkeys(partition.name for partition in here))
+    names = list(dict.fromkeys(partition.name for partition in partitions))
     requested = (
         name.split(",")
         if name
-        else [partition.name for partition in here if partition.default] or names[:1]
+        else [partition.name for partition in partitions if partition.default] or names[:1]
     )
     if unknown := [name for name in requested if name not in names]:
         nearest = did_you_mean(unknown[0], names) or f"; available: {', '.join(names) or 'none'}"
         raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
-    return [partition for partition in here if partition.name in requested]
+    return [partition for partition in partitions if partition.name in requested]
 
 
-def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> str:
+def gres_word(gpu: Accelerator | GpuChoice, partitions: Sequence[SlurmPartition]) -> str:
     """Translate ``--gpu`` to the site's own GPU names: ``gpu:a100:4``.
 
     Raises RequestError, listing the available GPUs, if no node satisfies it.
     """
     kinds: dict[str, int] = {}
-    for partition in here:
+    for partition in partitions:
         kinds |= {kind: max(number, kinds.get(kind, 0)) for kind, number in partition.gpus.items()}
     listed = ", ".join(f"{kind or 'gpu'}:{count}" for kind, count in kinds.items()) or "none"
-    counted(gpu, "Slurm")
+    check_gpu_count(gpu, "Slurm")
     if isinstance(gpu, GpuChoice):
         most = max(kinds.values(), default=0)
         if (gpu.count or 1) > most:
@@ -264,7 +266,7 @@ def asked_directives(
         elif value == "none":
             directives.pop(name, None)
         else:
-            with noted_in(mistakes):
+            with collect_mistakes(mistakes):
                 directives[name] = _time(value) if name == "time" else value
     if mistakes:
         raise RequestError(mistakes)
@@ -345,7 +347,7 @@ def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
 # ------------------------------------------------------------------------------------ calls
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def error_message(done: subprocess.CompletedProcess[str]) -> str:
     """Return a program's error message without its name at the start of each line."""
     return re.sub(r"(?m)^\w+: (error|fatal): ", "", (done.stderr or done.stdout).strip())
 
@@ -550,7 +552,7 @@ class LoginNode:
         self.run, self.channel, self.close = programs.run, programs.channel, programs.close
         self.queue = JobQueue(self.run)
 
-    def submit(self, words: Sequence[str], text: str, job_id: str) -> str:
+    def submit(self, options: Sequence[str], text: str, job_id: str) -> str:
         """Submit a job and return its Slurm job number.
 
         If Slurm's answer is lost, the job is looked up under the pool's job ID.
@@ -563,7 +565,7 @@ class LoginNode:
         Raises:
             ProvisionError: Slurm refused the job; the message gives the reason.
         """
-        done = self.run(*words, text=text)
+        done = self.run(*options, text=text)
         if match := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
             return match[1]
         # a busy controller may accept a job although its answer is lost, sometimes seconds later
@@ -571,7 +573,7 @@ class LoginNode:
             time.sleep(seconds)
             if numbers := self.numbers(job_id):
                 return numbers[-1]
-        raise ProvisionError(f"Slurm refused the job: {said(done) or 'it names no job'}")
+        raise ProvisionError(f"Slurm refused the job: {error_message(done) or 'it names no job'}")
 
     def numbers(self, job_id: str) -> list[str]:
         """Return the numbers of a pool's unfinished jobs, the oldest first."""
@@ -593,13 +595,15 @@ class LoginNode:
         """
         who = job or f"--name={job_id}"  # a name is one pool's alone
         done = self.run("scancel", who)
-        return "" if not done.returncode or GONE in done.stderr else said(done)
+        return "" if not done.returncode or GONE in done.stderr else error_message(done)
 
     def hostnames(self, nodes: str) -> list[str]:
         """Expand a node list with Slurm itself: ``n[1-2]`` → n1, n2. Raises ProvisionError."""
         done = self.run("scontrol", "show", "hostnames", nodes)
         if done.returncode or not done.stdout.split():
-            raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {said(done)}")
+            raise ProvisionError(
+                f"Slurm does not name the nodes of {nodes!r}: {error_message(done)}"
+            )
         return done.stdout.split()
 
     def address(self, node: str) -> str:

@@ -12,15 +12,15 @@ from typing import TypeVar, cast
 
 from skymagic import plugins
 from skymagic.bootstrap.builds import choose, lines, questions
-from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.messages import refusals
+from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements, notebook, requirements_of
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
-from skymagic.display.live import asks_secrets
+from skymagic.display.live import secret_prompt
 from skymagic.display.panel import environment_step
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions, gpus
@@ -29,7 +29,12 @@ from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import table
-from skymagic.providers.passing import Target, from_here, groups, passed_on
+from skymagic.providers.environment_copy import (
+    HostPlan,
+    fetch_wheels_locally,
+    groups,
+    replicate_environment,
+)
 from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import config, connecting
 from skymagic.ssh.config import Endpoint
@@ -69,7 +74,7 @@ class Hosts(Survey):
 
     def close(self) -> None:
         """Close all connections."""
-        side_by_side(HostMachine.close, self.machines)
+        call_concurrently(HostMachine.close, self.machines)
 
 
 class SSH:
@@ -81,9 +86,9 @@ class SSH:
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         image, requirements = needs(request, shape, say)
         selected = endpoints[: shape.nodes]
-        connections = connecting.connect_all(selected, asks_secrets())
+        connections = connecting.connect_all(selected, secret_prompt())
         try:
-            facts = side_by_side(
+            facts = call_concurrently(
                 lambda connection: probe(connection, requirements, True), connections
             )
             machines = tuple(map(Machine, selected, connections, facts))
@@ -97,7 +102,7 @@ class SSH:
             ]
             plan = plan_over(request, inventories, "ssh")
         except BaseException:
-            side_by_side(HostConnection.close, connections)
+            call_concurrently(HostConnection.close, connections)
             raise
         fresh = (
             {}
@@ -153,24 +158,25 @@ def set_up(
     named = {machine.name: machine for machine in machines}
     supplies: dict[str, Supply] = {}
 
-    def install(target: Target) -> None:
+    def install(target: HostPlan) -> None:
         named[target.name].set_up(requirements, say, supplies.get(target.name))
 
     try:
-        side_by_side(lambda one: refuse(one.name, one.facts, requirements), machines)
+        call_concurrently(lambda one: refuse(one.name, one.facts, requirements), machines)
         host_groups = groups(
             [machine.target(requirements) for machine in machines], requirements, alone=alone
         )
         for group in host_groups:
             if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
                 supplies |= dict.fromkeys(
-                    (target.name for target in group), from_here(group, requirements, say)
+                    (target.name for target in group),
+                    fetch_wheels_locally(group, requirements, say),
                 )
-        side_by_side(install, [group[0] for group in host_groups])
+        call_concurrently(install, [group[0] for group in host_groups])
         with contextlib.ExitStack() as copies:
             for group in filter(lambda group: len(group) > 1, host_groups):
-                supplies |= copies.enter_context(passed_on(group, requirements, say))
-            side_by_side(install, [target for group in host_groups for target in group[1:]])
+                supplies |= copies.enter_context(replicate_environment(group, requirements, say))
+            call_concurrently(install, [target for group in host_groups for target in group[1:]])
     finally:
         for machine in machines:
             machine.runnable.set()
@@ -182,7 +188,7 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
     Raises RequestError.
     """
     cluster = plugins.Cluster(
-        shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request))
+        shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.requests_gpus(request))
     )
     image = with_imports(
         table.image_for(request.plugins, request.whole_image(), cluster), request.imports
@@ -202,7 +208,7 @@ def with_imports(image: Image, imports: frozenset[str]) -> Image:
     """
     if not imports or (image.python or "").startswith("/"):
         return image
-    packages, _ = distributions.distributions(imports, installed.here())
+    packages, _ = distributions.distributions(imports, installed.current_environment())
     named = set(map(project, image.pip))
     missing = [
         package
@@ -230,7 +236,7 @@ class HostMachine:
         name: str,
         connect: Callable[[], HostConnection],
         connection: HostConnection | None,
-        facts: Facts,
+        facts: HostFacts,
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
@@ -258,8 +264,8 @@ class HostMachine:
         def report(step: str) -> None:
             say(environment_step(self.name, step))
 
-        def early(found: Installation) -> None:
-            self._installation = found
+        def early(installation: Installation) -> None:
+            self._installation = installation
             self.runnable.set()
 
         self._installation = setup(
@@ -267,7 +273,7 @@ class HostMachine:
         )
         self.runnable.set()
 
-    def target(self, requirements: Requirements) -> Target:
+    def target(self, requirements: Requirements) -> HostPlan:
         """Return this machine as a target for an environment."""
         assert self._connection is not None
         python = next(
@@ -278,7 +284,7 @@ class HostMachine:
             ),
             "",
         )
-        return Target(self.name, self._connection, self.facts, python)
+        return HostPlan(self.name, self._connection, self.facts, python)
 
     def node(self, index: int, daemon: str) -> Node:
         """Return the `Node` that a pool uses.
@@ -340,11 +346,11 @@ class HostMachine:
         return self._beside().open(self._command(module, *args))
 
     def _install(
-        self, addition: Addition, words: Callable[[str], None], cancelled: Callable[[], bool]
+        self, addition: Addition, report: Callable[[str], None], cancelled: Callable[[], bool]
     ) -> None:
         """Install more packages into the environment of the host's ranks."""
         assert self._installation is not None
-        add(self._beside(), self._installation, addition, words, cancelled)
+        add(self._beside(), self._installation, addition, report, cancelled)
 
     def _beside(self) -> HostConnection:
         with self._lock:
@@ -390,7 +396,7 @@ class Machine(HostMachine):
         self,
         endpoint: Endpoint,
         connection: HostConnection | None,
-        facts: Facts,
+        facts: HostFacts,
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
@@ -427,7 +433,7 @@ def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -
     hosts_by_step, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
         facts = machine.facts
-        if problems := refusals(facts, requirements):
+        if problems := explain_unusable(facts, requirements):
             refused.setdefault("; ".join(problems), []).append(machine.name)
             continue
         step = "nothing to do" if facts.code else "skymagic's code is copied"
@@ -467,7 +473,7 @@ def _shared(machines: Sequence[HostMachine]) -> str:
     return "; ".join(", ".join(names) for names in by_boot.values() if len(names) > 1)
 
 
-def side_by_side(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
+def call_concurrently(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
     """Call a function for all items, each on its own thread, and return the results.
 
     The caller can be interrupted.

@@ -38,7 +38,7 @@ PURGE_BYTES = 4 << 20
 
 
 @contextlib.contextmanager
-def unsigned() -> Iterator[None]:
+def without_key_warning() -> Iterator[None]:
     """Silence jupyter_client's warning about sessions without a key inside the block.
 
     The controller's sockets are files that only the user can open, or are encrypted. IPython would
@@ -137,8 +137,12 @@ class RankEngine:
     ) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
-            local = forwarded(connection, forward) if forward is not None else dict(connection)
-            with unsigned():
+            local = (
+                with_forwarded_ports(connection, forward)
+                if forward is not None
+                else dict(connection)
+            )
+            with without_key_warning():
                 self._client = _Client(local, timeout=CONNECT_TIMEOUT)
             # output published before the subscription is lost, so wait until it is in place
             if not self._client.connected.poll(1000 * CONNECT_TIMEOUT):
@@ -276,7 +280,9 @@ class RankEngine:
             self._client.connected.close()
 
 
-def forwarded(connection: Mapping[str, Any], forward: Callable[[str, int], int]) -> dict[str, Any]:
+def with_forwarded_ports(
+    connection: Mapping[str, Any], forward: Callable[[str, int], int]
+) -> dict[str, Any]:
     """Return the connection info with its ports forwarded to 127.0.0.1.
 
     There are seven ports, regardless of the number of ranks.

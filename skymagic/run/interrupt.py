@@ -72,7 +72,7 @@ class StopSignal:
                 submission.put("stop", -1)
 
 
-def pressing(stop: StopSignal) -> Callable[[], None]:
+def remote_stop(stop: StopSignal) -> Callable[[], None]:
     """Return a function that stops a run of this thread, like the stop button, from any thread."""
     if threading.current_thread() is not threading.main_thread():
         return stop.send

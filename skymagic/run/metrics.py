@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from skymagic.display.run_line import Number, Progress
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import rank_words, verb_form
 from skymagic.wire.metrics import (
     FIXED,
     SECONDS,
@@ -86,12 +86,12 @@ Told = Mapping[int, Sequence[Usage]]
 """Rank → its usage samples, the oldest first."""
 
 
-def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
+def reasons_now(telemetry: Told, ended: Iterable[int] = ()) -> list[str]:
     """Explain why a current run is slow."""
     over = set(ended)
     recent = {
         rank: _recent_usage(samples)
-        for rank, samples in told.items()
+        for rank, samples in telemetry.items()
         if samples and rank not in over
     }
     reasons = [
@@ -102,7 +102,7 @@ def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
         )
     ]
     reasons.append(_full({rank: samples[-1] for rank, samples in recent.items()}, "is"))
-    resting = [rank for rank, samples in told.items() if rank in recent and _rests(samples)]
+    resting = [rank for rank, samples in telemetry.items() if rank in recent and _rests(samples)]
     reasons.append(_gpus(resting, "is idle", "are idle"))
     reasons.append(
         _gpus(
@@ -112,9 +112,9 @@ def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
     return [reason for reason in reasons if reason]
 
 
-def reasons_over(told: Told) -> list[str]:
+def reasons_over(telemetry: Told) -> list[str]:
     """Explain why a finished run was slow, based on all of it."""
-    all_of_it = {rank: samples for rank, samples in told.items() if samples}
+    all_of_it = {rank: samples for rank, samples in telemetry.items() if samples}
     shares = {rank: _loading_share(Usage(0.0), samples[-1]) for rank, samples in all_of_it.items()}
     peaks = {rank: max(samples, key=lambda one: one.memory) for rank, samples in all_of_it.items()}
     return [
@@ -144,8 +144,8 @@ def _loading(shares: Mapping[int, float], one: str, several: str) -> str:
     if not slow:
         return ""
     low, high = round(100 * min(slow.values())), round(100 * max(slow.values()))
-    verb = agreeing(len(slow), one, several)
-    whose = agreeing(len(slow), "its", "their")
+    verb = verb_form(len(slow), one, several)
+    whose = verb_form(len(slow), "its", "their")
     return (
         f"{rank_words(sorted(slow))} {verb} {low if low == high else f'{low}–{high}'}% of {whose} "
         "steps loading data"
@@ -179,12 +179,12 @@ def _rests(samples: Sequence[Usage]) -> bool:
     return long_enough and all(sample.gpu_use < AT_REST for sample in recent)
 
 
-def _gpus(ranks: Sequence[int], one: str, several: str) -> str:
+def _gpus(ranks: Sequence[int], rank: str, several: str) -> str:
     if not ranks:
         return ""
     return (
-        f"{agreeing(len(ranks), 'the GPU', 'the GPUs')} of {rank_words(sorted(ranks))} "
-        f"{agreeing(len(ranks), one, several)}"
+        f"{verb_form(len(ranks), 'the GPU', 'the GPUs')} of {rank_words(sorted(ranks))} "
+        f"{verb_form(len(ranks), rank, several)}"
     )
 
 
@@ -486,7 +486,7 @@ def table(runs: Sequence[Metrics]) -> Any:
     return pandas.DataFrame(rows, columns=names).set_index(INDEX)
 
 
-def kept(runs: Sequence[Metrics], doubles: int) -> Iterator[Metrics]:
+def newest_within(runs: Sequence[Metrics], doubles: int) -> Iterator[Metrics]:
     """Iterate over the newest metrics with at most `doubles` doubles together, the oldest first.
 
     The newest metrics are always included.

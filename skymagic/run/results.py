@@ -49,7 +49,7 @@ def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> Ran
     """
     if original is not None:
         try:
-            return raised_again(original, report)
+            return as_rank_error(original, report)
         except Exception:  # the type's own metaclass or __init_subclass__, or another layout
             pass
     named = _type(report["ename"], (RankError,), {"__module__": "builtins"})
@@ -59,7 +59,7 @@ def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> Ran
     return error
 
 
-def raised_again(original: BaseException, report: Mapping[str, Any]) -> RankError:
+def as_rank_error(original: BaseException, report: Mapping[str, Any]) -> RankError:
     """Copy an exception as a RankError."""
     base = type(original)
     both = not issubclass(base, _NAMED_ONLY) and base not in RankError.__mro__
@@ -180,7 +180,7 @@ def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> 
     return f"{text} and the same on {rank_words(same_ranks)}" if same_ranks else text
 
 
-def others(cause: RankFailure, failures: Sequence[RankFailure]) -> list[str]:
+def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> list[str]:
     """Return lines on ranks that failed in other ways, or were stopped."""
     other_failures = [
         failure for failure in failures if failure.rank != cause.rank and not failure.like(cause)
@@ -200,7 +200,7 @@ def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] =
     """Create one error for a failed run, with the rank's exception as its cause."""
     # the root cause: a dead rank first, then the first failure that no other failure explains
     cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))
-    title, below = heading(cause, failures, world), [*others(cause, failures), *notes]
+    title, below = heading(cause, failures, world), [*other_failure_lines(cause, failures), *notes]
     error: RunError
     if cause.died:
         last_lines = last_words(cause.tail)

@@ -38,9 +38,9 @@ from skymagic.display.live import together
 from skymagic.display.run_line import RunState
 from skymagic.display.screen import Screen, Settling
 from skymagic.plan.units import rank_words
-from skymagic.run.report import Limits, RankRun, Report, state_of
 from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall, stacks_of
+from skymagic.run.state import Limits, RankRun, Report, state_of
 from skymagic.run.submission import RunEvent, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.metrics import only_imports
@@ -108,12 +108,12 @@ class RunLoop:
         limits: Limits,
         begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
-        left: Callable[[], bool] | None = None,
+        is_abandoned: Callable[[], bool] | None = None,
     ) -> None:
         self._submission = submission
         self._begin, self._settling = begin, Settling(mark)
         self._agents = agents
-        self._left, self._held_stop = left, False
+        self._left, self._held_stop = is_abandoned, False
         self._screen = screen
         self._limits = limits
         self._stopping = False  # True after a failure, a timeout or a press of stop
@@ -147,13 +147,13 @@ class RunLoop:
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
-            if self.report.closed or self.report.left:
+            if self.report.closed or self.report.remaining:
                 return self.report
         if killed := [
             number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
         ]:
             # Treat the machines of dead ranks as lost if the provider has taken them back.
-            for node, fate in self._agents.taken_back(killed).items():
+            for node, fate in self._agents.reclaimed_nodes(killed).items():
                 self._agents.lose(node, f"{self._agents.nodes[node].name} is gone", fate)
                 for event in self._submission.news():
                     self._handle(event)
@@ -312,9 +312,9 @@ class RunLoop:
             self._shut_down(open_ranks)
             self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
 
-    def _shut_down(self, chosen: Sequence[int]) -> None:
+    def _shut_down(self, ranks: Sequence[int]) -> None:
         """Shut down the connections of these ranks' process groups."""
-        answers = self._agents.ask(chosen, "release", timeout=ANSWER_TIMEOUT)
+        answers = self._agents.ask(ranks, "release", timeout=ANSWER_TIMEOUT)
         self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
@@ -403,7 +403,7 @@ class RunLoop:
         """
         self._due[RunLoop._stop] = None
         if self._left is not None and self._left():
-            self.report.left = True
+            self.report.remaining = True
             return
         open_ranks = self.report.unfinished()
         if not open_ranks:
@@ -450,24 +450,24 @@ class RunLoop:
                 self._screen.standstill("")
             else:
                 logger.info("run=%d %s", self._submission.number, standing.summary)
-                self._screen.standstill(standing.summary, standing.places)
+                self._screen.standstill(standing.summary, standing.stacks)
 
 
 def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
     """Show a rank's message on a screen. The end of the output, and numbers, are invisible."""
     kind = content["kind"]
     if content.get("maybe_seen"):
-        screen.note(display.maybe_seen(rank, content))
+        screen.note(display.possibly_repeated(rank, content))
     if kind == "stream":
         screen.text(rank, content["name"], content["text"])
     elif kind == "numbers":
         if content["dropped"]:
             screen.note(display.numbers_dropped(rank, content["dropped"]))
     elif kind == "held_back":
-        screen.note(display.held_back(rank, content["nbytes"]))
+        screen.note(display.suppressed_lines(rank, content["nbytes"]))
     elif kind == "note":
         screen.note(content["text"])
     elif kind == "missed":
-        screen.note(display.missed(rank, content["count"]))
+        screen.note(display.missed_lines(rank, content["count"]))
     elif kind != "end":
         screen.rich(rank, kind, content)

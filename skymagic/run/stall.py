@@ -23,7 +23,7 @@ from typing import Any
 
 from skymagic.cluster import Agents
 from skymagic.display import text
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import rank_words, verb_form
 from skymagic.wire.processes import describe
 
 Stacks = Mapping[int, Mapping[str, Any] | None]
@@ -95,7 +95,7 @@ class Standstill:
     """
 
     summary: str
-    places: str
+    stacks: str
 
 
 class Stall:
@@ -137,11 +137,11 @@ class Stall:
     @property
     def waiting(self) -> list[int]:
         """Ranks that were in a collective at the last sample while others had not reached it."""
-        behind = those_behind(self._last)
+        behind = ranks_behind(self._last)
         return [
             rank
             for rank, stack in self._last.items()
-            if behind and rank not in behind and stack and waits(stack)
+            if behind and rank not in behind and stack and is_in_collective(stack)
         ]
 
     def moved(self) -> None:
@@ -176,7 +176,7 @@ class Stall:
         # ranks that are in the same collective as at the previous sample
         staying: dict[str, list[int]] = {}
         for rank, name in collectives.items():
-            if stays(previous.get(rank), stacks[rank], cpu_threshold):
+            if is_in_same_collective(previous.get(rank), stacks[rank], cpu_threshold):
                 staying.setdefault(name, []).append(rank)
         self.deserted = staying if ended else {}
         all_stay = sum(map(len, staying.values())) == len(stacks)
@@ -185,14 +185,16 @@ class Stall:
             bool(ended) or (len(collectives) == len(stacks) and len(set(collectives.values())) > 1)
         )
         # A rank that all others wait for, while collectives progress, is slow rather than stuck.
-        behind = those_behind(stacks)
+        behind = ranks_behind(stacks)
         self._behind.append(
             frozenset(behind)
-            if went_on(previous, stacks) and awaited(behind, stacks)
+            if all_progressed(previous, stacks) and are_only_ones_outside(behind, stacks)
             else frozenset()
         )
         is_still = (
-            bool(previous) and not self._moved and stand_still(previous, stacks, cpu_threshold)
+            bool(previous)
+            and not self._moved
+            and is_standing_still(previous, stacks, cpu_threshold)
         )
         self._moved = False
         # a stall is reported once nothing has changed for `after` seconds
@@ -213,7 +215,7 @@ class Stall:
             return Standstill(f"{duration}: {in_vain}", text.stacks(stacks))
         ranks = sorted(behind or stacks)
         state = "behind" if behind else "not advancing"
-        description = f"{rank_words(ranks)} {agreeing(len(ranks), 'is', 'are')} {state}"
+        description = f"{rank_words(ranks)} {verb_form(len(ranks), 'is', 'are')} {state}"
         if ended:
             description += f", {ended_words(ended)}"
         return Standstill(f"{duration}: {description}", text.stacks(stacks))
@@ -250,19 +252,19 @@ def apart_words(apart: Mapping[str, Sequence[int]]) -> str:
 
 def ended_words(ended: Sequence[int]) -> str:
     """Describe ranks whose cell is over: "rank 1 has ended"."""
-    return f"{rank_words(list(ended))} {agreeing(len(ended), 'has', 'have')} ended"
+    return f"{rank_words(list(ended))} {verb_form(len(ended), 'has', 'have')} ended"
 
 
 def _waiting_words(waiting: Mapping[str, Sequence[int]]) -> str:
     """List ranks by the collective that they wait in; the verb is used once."""
     (first, ranks), *rest = waiting.items()
-    verb = agreeing(len(ranks), "waits", "wait")
+    verb = verb_form(len(ranks), "waits", "wait")
     parts = [f"{rank_words(list(ranks))} {verb} in {first}"]
     parts += [f"{rank_words(list(ranks))} in {name}" for name, ranks in rest]
     return ", ".join(parts)
 
 
-def those_behind(stacks: Stacks) -> list[int]:
+def ranks_behind(stacks: Stacks) -> list[int]:
     """Return the ranks that have begun fewer collectives than others."""
     counts_by_rank = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
     counts = {count for count in counts_by_rank.values() if count is not None}
@@ -271,7 +273,7 @@ def those_behind(stacks: Stacks) -> list[int]:
     ]
 
 
-def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
+def are_only_ones_outside(behind: Sequence[int], stacks: Stacks) -> bool:
     """Return True if exactly these ranks are outside of collectives and backward passes.
 
     A backward pass counts because it contains DDP's collectives.
@@ -298,7 +300,9 @@ def collective(stack: Mapping[str, Any] | None) -> str:
     return str(innermost["name"]) if COLLECTIVES in file else ""
 
 
-def stays(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None, working: float) -> bool:
+def is_in_same_collective(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any] | None, working: float
+) -> bool:
     """Return True if a rank is in the same collective as at the previous sample.
 
     A backward pass may compute as well as wait: it only counts if it used no CPU time.
@@ -318,7 +322,7 @@ def _at(stack: Mapping[str, Any] | None) -> tuple[Any, Any]:
     return (None, None) if stack is None else (stack["frames"], stack["collectives"])
 
 
-def went_on(before: Stacks, now: Stacks) -> bool:
+def all_progressed(before: Stacks, now: Stacks) -> bool:
     """Return True if all ranks have begun collectives between two samples."""
     counts = {rank: (stack or {}).get("collectives") for rank, stack in now.items()}
     earlier = {rank: (stack or {}).get("collectives") for rank, stack in before.items()}
@@ -327,12 +331,12 @@ def went_on(before: Stacks, now: Stacks) -> bool:
     )
 
 
-def waits(stack: Mapping[str, Any]) -> bool:
+def is_in_collective(stack: Mapping[str, Any]) -> bool:
     """Return True if a stack is in a collective."""
     return any("distributed" in str(frame.get("file")) for frame in stack["frames"])
 
 
-def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
+def is_standing_still(before: Stacks, now: Stacks, working: float) -> bool:
     """Return True if nothing has changed on any rank between two samples.
 
     Changes are another frame, a collective, CPU time, bytes read or written, and a process that was
@@ -348,7 +352,7 @@ def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
             return one is two
         if any(one.get(part) != two.get(part) for part in ("frames", "collectives")):
             return False
-        if waits(two):  # it may poll, so its CPU time does not count
+        if is_in_collective(two):  # it may poll, so its CPU time does not count
             return True
         if any(one.get(part) != two.get(part) for part in ("processes", "io")):
             return False
@@ -406,7 +410,7 @@ class HangWatch:
     _agents: Agents
     _pending: Callable[[], Collection[int]]
     _starting: Collection[int] = ()
-    found: dict[int, str] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
     """Ranks that were killed or could not start, with the reasons."""
     _signs: SignsOfLife = field(default_factory=SignsOfLife)
     _over: bool = False
@@ -430,15 +434,15 @@ class HangWatch:
             with self._changed:
                 if self._over:
                     return
-                self.found |= failed | dict.fromkeys(hanging, f"it hung for {HANG_DEADLINE:.0f} s")
+                self.stacks |= failed | dict.fromkeys(hanging, f"it hung for {HANG_DEADLINE:.0f} s")
                 self._agents.signal(hanging, signal.SIGKILL)
                 # a restarted rank that failed cannot join: release the ranks that wait for it
-                if not self.found.keys().isdisjoint(self._starting):
+                if not self.stacks.keys().isdisjoint(self._starting):
                     self._agents.ask(self._pending(), "release", timeout=0.0)
 
     def _failed(self) -> dict[int, str]:
         states = {
-            rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.found
+            rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.stacks
         }
         failed = {
             rank: f"{state.failed.ename}: {state.failed.evalue}"

@@ -50,8 +50,8 @@ class Repeated:
         begun: rank → number of the last message that the other notebook had begun to show.
     """
 
-    def __init__(self, begun: Mapping[int, int]) -> None:
-        self._begun = begun
+    def __init__(self, shown: Mapping[int, int]) -> None:
+        self._begun = shown
         # possibly seen messages, until the last one of their rank has arrived
         self._held: dict[int, list[dict[str, Any]]] = {}
 

@@ -232,16 +232,16 @@ class Silence:
 
     name: str
     streams: tuple[str, ...]
-    heard: frozenset[int] | Literal["head", "all", "nobody"] | Callable[[InstanceInfo], bool]
+    ranks: frozenset[int] | Literal["head", "all", "nobody"] | Callable[[InstanceInfo], bool]
 
     def applies(self) -> bool:
         """Return True if this rank is to be silent."""
         info = instance_info()
-        if callable(self.heard):
-            return not self.heard(info)
-        if isinstance(self.heard, frozenset):
-            return info.rank not in self.heard
-        return self.heard == "nobody" or (self.heard == "head" and info.rank != 0)
+        if callable(self.ranks):
+            return not self.ranks(info)
+        if isinstance(self.ranks, frozenset):
+            return info.rank not in self.ranks
+        return self.ranks == "nobody" or (self.ranks == "head" and info.rank != 0)
 
     def redirection(self) -> silence.Redirection:
         """Return the redirection for one call: of these streams, or of none if this rank's output
@@ -364,9 +364,9 @@ def _heard(
     return ranks
 
 
-def _rank(name: str, item: Any, wanted: str) -> int:
+def _rank(name: str, item: Any, text: str) -> int:
     if isinstance(item, bool) or not hasattr(item, "__index__"):
-        raise TypeError(f"sky.{name}(only=…): {item!r} is not a rank; {wanted}")
+        raise TypeError(f"sky.{name}(only=…): {item!r} is not a rank; {text}")
     rank = operator.index(item)
     if rank < 0:
         raise ValueError(f"sky.{name}(only=…): ranks count from 0, and {rank} is below")

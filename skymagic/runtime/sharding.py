@@ -82,16 +82,16 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
 
 
 def _indices(
-    size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool
+    size: int, rank: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool
 ) -> Sequence[int]:
-    """Return the indices of the part at `place` of `parts`; a range unless shuffled."""
+    """Return the indices of the part at `rank` of `parts`; a range unless shuffled."""
     order: Sequence[int] = range(size)
     if shuffle:
         order = list(order)
         random.Random(seed).shuffle(order)
     if drop_last:
         order = order[: size - size % parts]
-    return order[place::parts]
+    return order[rank::parts]
 
 
 def _sizes(array: Any) -> list[int]:

@@ -74,14 +74,14 @@ class UnreadConfig(RequestError):
     """Configuration that paramiko cannot follow, but OpenSSH may."""
 
 
-def endpoints(words: Iterable[str], client: str = "auto") -> list[Endpoint]:
+def endpoints(hosts: Iterable[str], client: str = "auto") -> list[Endpoint]:
     """Resolve hosts, as users write them, for one of `SSH_CLIENTS`.
 
     Raises:
         RequestError: the names contain mistakes (all are listed), or the configuration cannot be
             read.
     """
-    specs = expand(words)
+    specs = expand(hosts)
     if client not in SSH_CLIENTS:
         raise RequestError(
             f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; "
@@ -196,15 +196,15 @@ class SshConfig:
         return settings
 
     def _proxy(
-        self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
+        self, options: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
     ) -> tuple[tuple[Endpoint, ...], str | None]:
         # The first value wins, also between ProxyCommand and ProxyJump.
-        key = next((key for key in found if key in ("proxycommand", "proxyjump")), None)
+        key = next((key for key in options if key in ("proxycommand", "proxyjump")), None)
         if key == "proxycommand":
-            return (), found[key]
-        if key is None or found[key].lower() == "none":
+            return (), options[key]
+        if key is None or options[key].lower() == "none":
             return (), None
-        first, *further = [self.endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
+        first, *further = [self.endpoint(jump, path) for jump in _jump_hosts(options[key], spec)]
         # The first jump is reached as its own settings say, each further one through its
         # predecessor.
         return (
@@ -238,8 +238,8 @@ def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
         ) from None
 
 
-def _number(found: Mapping[str, Any], key: str, default: int, spec: HostSpec) -> int:
-    value = str(found.get(key, default))
+def _number(options: Mapping[str, Any], key: str, default: int, spec: HostSpec) -> int:
+    value = str(options.get(key, default))
     if not (value.isascii() and value.isdigit()):
         raise RequestError(
             f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number"
@@ -253,12 +253,12 @@ def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
     return "" if value in ("", "SSH_AUTH_SOCK") else _expand_path(value, tokens)
 
 
-def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
+def _known_hosts(options: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
     home = Path.home() / ".ssh"
-    user_files = found.get(
+    user_files = options.get(
         "userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"'
     )
-    all_users = found.get(
+    all_users = options.get(
         "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
     )
     # paramiko removes quotes only from a value that is quoted as a whole.

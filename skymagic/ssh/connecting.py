@@ -174,7 +174,7 @@ def _open_connection(
     ):
         try:
             return _over_paramiko(endpoint, ask, cancellation)
-        except login.OtherLogin:
+        except login.UnsupportedLogin:
             if endpoint.client == "paramiko" or shutil.which("ssh") is None:
                 raise
     connection = openssh.connect(endpoint, ask, cancellation)

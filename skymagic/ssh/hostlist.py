@@ -41,7 +41,7 @@ class HostSpec:
     port: int | None = None
 
 
-def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
+def expand(expressions: Iterable[str]) -> tuple[HostSpec, ...]:
     """Expand host names, ranges and files of hosts, in order; a host named twice is two nodes.
 
     Args:
@@ -52,7 +52,7 @@ def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
         RequestError: with all mistakes.
     """
     mistakes: list[str] = []
-    specs = [spec for word in words for spec in _parse_word(word.strip(), mistakes)]
+    specs = [spec for word in expressions for spec in _parse_word(word.strip(), mistakes)]
     if not specs and not mistakes:
         mistakes.append("no hosts: name some, for example gpu1,gpu2 or @hosts.txt")
     if mistakes:

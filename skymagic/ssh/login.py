@@ -81,7 +81,7 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
     patched._send_message, patched.open_channel = send_message, opened
 
 
-class OtherLogin(HostError):
+class UnsupportedLogin(HostError):
     """The host requires a login that paramiko does not support; OpenSSH may."""
 
 
@@ -184,14 +184,14 @@ def authenticate(
         ):
             reason = "the host wants more than a key" if partial else "the host takes no keys, only"
             message = f"{reason}: {', '.join(problem.allowed_types)}"
-            raise OtherLogin(
+            raise UnsupportedLogin(
                 endpoint.label, message, "--ssh openssh asks you for the rest, as ssh does"
             )
         if not answered or not transport.is_active():
             break
     failure = _no_key_accepted(endpoint, attempts, transport.is_active())
     if _more_to_try(transport, endpoint):
-        raise OtherLogin(endpoint.label, failure.reason, failure.remedy)
+        raise UnsupportedLogin(endpoint.label, failure.reason, failure.remedy)
     raise failure
 
 

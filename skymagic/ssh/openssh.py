@@ -143,19 +143,21 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
             f"--ssh openssh does not work here: {reason}",
             "--ssh paramiko needs no program",
         )
-    output = _ran(endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}")
+    output = _run_client(
+        endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}"
+    )
     settings = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
     path = settings.get("controlpath", "none")
     if path == "none":
         path = str(_folder() / sha256(output.encode()).hexdigest()[:16])
     by_hand = shlex.join(_ssh(endpoint, "-fNM", "-S", path))
     with _turn(path, cancellation):
-        if (held := _held(endpoint.label, path)) is None:
+        if (held := _connect_to_master(endpoint.label, path)) is None:
             until, failure = _refused.get(path, (0.0, None))
             if failure is not None and ask is None and time.monotonic() < until:
                 raise failure
             try:
-                _ran(
+                _run_client(
                     endpoint.label,
                     _master(endpoint, path, settings, ask),
                     cancellation,
@@ -166,7 +168,7 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
                 if ask is None:
                     _refused[path] = time.monotonic() + REFUSED_SECONDS, failed
                 raise
-            held = _held(endpoint.label, path)
+            held = _connect_to_master(endpoint.label, path)
     if held is None:
         raise HostError(endpoint.label, f"its OpenSSH master is not at {path}", f"try: {by_hand}")
     return OpenSSHConnection(endpoint.label, path, held)
@@ -244,7 +246,7 @@ def _turn(path: str, cancellation: Cancellation) -> Iterator[None]:
         yield
 
 
-def _held(label: str, path: str) -> socket.socket | None:
+def _connect_to_master(label: str, path: str) -> socket.socket | None:
     """Connect to the master at this path, or return None if there isn't one.
 
     Remove a dead one's socket.
@@ -273,7 +275,7 @@ def _held(label: str, path: str) -> socket.socket | None:
 # -- prompts of ssh --------------------------------------------------------------------------------
 
 
-def _ran(
+def _run_client(
     label: str, command: Sequence[str], cancellation: Cancellation, ask: Ask | None, by_hand: str
 ) -> str:
     """Run ssh and return its output; `ask` answers its prompts meanwhile.

@@ -40,14 +40,14 @@ class Programs:
         kept: regular expression for the names of the notebook's variables that they inherit.
     """
 
-    def __init__(self, first: str, kept: str) -> None:
-        self._first, self._kept = first, re.compile(kept)
+    def __init__(self, first: str, control_path: str) -> None:
+        self._first, self._kept = first, re.compile(control_path)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the programs and their child processes."""
         return {name: value for name, value in environ.items() if self._kept.fullmatch(name)}
 
-    def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program to its end; a timeout counts as a failure.
 
         A terminal's Ctrl-C does not reach it.
@@ -57,7 +57,7 @@ class Programs:
         """
         try:
             completed = subprocess.run(
-                words,
+                command,
                 input=text,
                 capture_output=True,
                 text=True,
@@ -67,19 +67,19 @@ class Programs:
                 env=self.variables(os.environ),
                 start_new_session=True,
             )
-            return _completed(words, completed.returncode, completed.stdout, completed.stderr)
+            return _completed(command, completed.returncode, completed.stdout, completed.stderr)
         except FileNotFoundError:
             raise ProvisionError(
-                f"{words[0]} is not on the PATH here: run the notebook on a login node, "
+                f"{command[0]} is not on the PATH here: run the notebook on a login node, "
                 "or name one with --login"
             ) from None
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(
-                words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s"
+                command, -1, "", f"{command[0]} timed out after {SECONDS:.0f} s"
             )
 
     def channel(
-        self, words: Sequence[str], variables: Mapping[str, str], timeout: float
+        self, arguments: Sequence[str], variables: Mapping[str, str], timeout: float
     ) -> Channel:
         """Return a channel, not started yet, that relays a shell's streams through a program.
 
@@ -87,7 +87,7 @@ class Programs:
             words: the program with its arguments; the shell's command line is appended.
             variables: additional environment variables.
         """
-        return CommandChannel(words, {**self.variables(os.environ), **variables})
+        return CommandChannel(arguments, {**self.variables(os.environ), **variables})
 
     def close(self) -> None:
         """Close the connections. Safe to call twice."""
@@ -104,8 +104,8 @@ class HostPrograms(Programs):
         RequestError: it is not a host's name, or several.
     """
 
-    def __init__(self, name: str, client: str, first: str, kept: str) -> None:
-        super().__init__(first, kept)
+    def __init__(self, name: str, client: str, first: str, control_path: str) -> None:
+        super().__init__(first, control_path)
         self._endpoint, *more = config.endpoints((name,), client)
         if more:
             raise RequestError(f"--login {name}: a cluster is reached through one login node")
@@ -136,30 +136,32 @@ class HostPrograms(Programs):
                 "is it the cluster's login node?"
             )
 
-    def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program on the host; a timeout, or a lost connection, counts as a failure."""
         mark = f"END-{secrets.token_hex(8)}"
-        script = f"{shlex.join([*self._settings, *words])} <<'{mark}'\n{text}\n{mark}\n"
+        script = f"{shlex.join([*self._settings, *command])} <<'{mark}'\n{text}\n{mark}\n"
         try:
             result = self._connection().run(script, timeout=SECONDS)
-            return _completed(words, result.status, result.out, result.err)
+            return _completed(command, result.status, result.out, result.err)
         except HostError as problem:
             return subprocess.CompletedProcess(
-                words, -1, "", f"{words[0]}: connection to {problem}"
+                command, -1, "", f"{command[0]}: connection to {problem}"
             )
 
     def channel(
-        self, words: Sequence[str], variables: Mapping[str, str], timeout: float
+        self, arguments: Sequence[str], variables: Mapping[str, str], timeout: float
     ) -> Channel:
         """Return a channel that relays a shell's streams through a program on the host."""
         settings = [*self._settings, *(f"{name}={value}" for name, value in variables.items())]
-        command = shlex.join(["exec", *settings, *words])
+        command = shlex.join(["exec", *settings, *arguments])
         with self._lock:
             for connection in self._connections:
                 # a connection with as many sessions as sshd allows, or a lost one, is skipped
                 with contextlib.suppress(HostError):
-                    return cast(Channel, PassedChannel(connection.open_channel(timeout), command))
-        return cast(Channel, PassedChannel(self._connected().open_channel(timeout), command))
+                    return cast(
+                        Channel, ForwardedChannel(connection.open_channel(timeout), command)
+                    )
+        return cast(Channel, ForwardedChannel(self._connected().open_channel(timeout), command))
 
     def close(self) -> None:
         """Close all connections. Safe to call twice; later calls of `run` open new ones."""
@@ -184,17 +186,17 @@ class HostPrograms(Programs):
 
 
 def _completed(
-    words: Sequence[str], status: int, out: str, err: str
+    command: Sequence[str], status: int, out: str, err: str
 ) -> subprocess.CompletedProcess[str]:
     """Return a program's result with its output sanitized.
 
     A scheduler's output goes into plans, lists and errors, and other users choose the names of jobs
     and nodes.
     """
-    return subprocess.CompletedProcess(words, status, sanitized(out), sanitized(err))
+    return subprocess.CompletedProcess(command, status, sanitized(out), sanitized(err))
 
 
-class PassedChannel:
+class ForwardedChannel:
     """A host's channel on which a program relays another shell.
 
     Args:

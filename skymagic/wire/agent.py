@@ -391,7 +391,7 @@ class HookSet(AgentMessage):
     """Rank → agent: report if the rank now has an `on_interruption` hook."""
 
     rank: int
-    there: bool
+    is_present: bool
 
 
 class HookEnded(AgentMessage):

@@ -162,10 +162,12 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)
     sock.sendall(nonce)
-    return hmac.compare_digest(exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce))
+    return hmac.compare_digest(
+        read_exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce)
+    )
 
 
-def exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
+def read_exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     """Read exactly `nbytes` bytes, or fewer if the other end closes.
 
     The deadline holds for all of them together; a socket's own timeout would start again with each

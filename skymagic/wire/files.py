@@ -99,7 +99,7 @@ class CompareReply(FileMessage):
 
     want: list[int]
     ask: list[int]
-    there: list[tuple[int, str]]
+    present: list[tuple[int, str]]
     problems: list[str]
 
 

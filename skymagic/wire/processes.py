@@ -47,7 +47,7 @@ NOTEBOOK = "skymagic.kernels.daemon.notebook"
 NOTEBOOK_JOB = "SKYMAGIC_NOTEBOOK_JOB"
 """Environment variable with the folder of the notebook job that a process belongs to."""
 NOTEBOOK_KERNEL = "kernel"
-"""A file in that folder that identifies the kernel's process (`pool.making`)."""
+"""A file in that folder that identifies the kernel's process (`pool.launch`)."""
 NOTEBOOK_CLOSED = "closed"
 """A file in that folder, created when the notebook itself ends its pool (`pool.registry`)."""
 RELAY = "skymagic.kernels.relay"
@@ -86,8 +86,11 @@ def started(pid: int) -> int:
     return 0
 
 
-def send_signal(pid: int, begun: int, signum: int) -> bool:
-    """Signal the process that started at `begun` (see `started`); return True if it still existed.
+def send_signal(pid: int, start_time: int, signum: int) -> bool:
+    """Signal the process that started at `start_time` (see `started`).
+
+    Returns:
+        True if it still existed.
 
     Raises:
         OSError: the signal does not exist.
@@ -103,7 +106,7 @@ def send_signal(pid: int, begun: int, signum: int) -> bool:
     except OSError:
         return False
     try:
-        if started(pid) != begun:
+        if started(pid) != start_time:
             return False
         signal.pidfd_send_signal(process, signum)
     except ProcessLookupError:

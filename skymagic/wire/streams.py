@@ -49,7 +49,7 @@ class FrameReader:
                 continue
             start = data.find(MARK)
             # Without a whole mark, hold back a possible start of one at the end.
-            start = start if start >= 0 else len(data) - _begun(data)
+            start = start if start >= 0 else len(data) - _partial_mark_length(data)
             if start:
                 parts.append(("stdout", data[:start]))
                 data = data[start:]
@@ -71,7 +71,7 @@ class FrameReader:
         return [("stdout", held_back)] if held_back else []
 
 
-def _begun(data: bytes) -> int:
+def _partial_mark_length(data: bytes) -> int:
     """Return how many of the last bytes may be the start of a mark."""
     return next(
         (

@@ -30,7 +30,7 @@ from skymagic.jobs import task, workers
 from skymagic.plugins import Plugin
 from skymagic.pool.status import State
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits
+from skymagic.run.state import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTOR = 3

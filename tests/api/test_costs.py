@@ -77,7 +77,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(
     assert (found["pool"], found["per_hour"], found["exact"]) == ("lab", 4.5, False)
     assert found["total"] == pytest.approx(4.5, rel=0.01)
     ledger.end("lab-2")
-    assert [one.ended is not None for one in ledger.every()] == [True]
+    assert [one.ended is not None for one in ledger.all_rents()] == [True]
     assert sorted(path.name for path in (state / "skymagic/costs").iterdir()) == [
         "damaged-1.json",
         "lab-2-1.json",

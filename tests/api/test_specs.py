@@ -11,7 +11,7 @@ import pytest
 import skymagic as sky
 from skymagic.errors import RequestError
 from skymagic.plan.requests import PoolRequest
-from skymagic.pool import making
+from skymagic.pool import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,5 +70,5 @@ def test_new_names_cost_nothing_until_they_are_used() -> None:
 
 def test_system_packages_are_not_installed_on_machines_of_ones_own() -> None:
     told: list[str] = []
-    making.plan_of(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
+    launch.plan_of(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
     assert told == ["apt (git, curl) works on rented machines only: it is not installed here"]

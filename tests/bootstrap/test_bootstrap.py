@@ -15,10 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skymagic.bootstrap import install, probe, provision, shell, wheel
-from skymagic.bootstrap.facts import Facts, Python, parse
+from skymagic.bootstrap.facts import HostFacts, Python, parse
 from skymagic.bootstrap.indexes import INDEX_PROBE
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install
-from skymagic.bootstrap.messages import InstallFailure, lacks_python, refusals
+from skymagic.bootstrap.messages import InstallFailure, explain_unusable, lacks_python
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.provision import Addition, addition_script
@@ -39,7 +39,7 @@ WANTED = Requirements(
     commands=("echo 'done' && echo \"$HOME\"",),
     code="0123456789abcdef",
 )
-FACTS = Facts(
+FACTS = HostFacts(
     system="Linux", machine="x86_64", hostname="node", home="/home/it's me", folder="/home/it's me/.skymagic",
     libc="glibc 2.36", cpus=4, memory_kb=8_000_000, disk_kb=10_000_000, env="KEY-Linux-x86_64",
     pythons=(Python("3.9", "/usr/bin/python3"), Python("3.11", "/opt/my python/bin/python3.11")),
@@ -287,7 +287,7 @@ def test_the_wheel_is_the_same_for_the_same_sources(tmp_path: Path) -> None:
 
 
 def test_the_wheel_is_one_that_pip_takes(tmp_path: Path) -> None:
-    _, name, data = wheel.running()
+    _, name, data = wheel.running_wheel()
     path = tmp_path / name
     path.write_bytes(data)
     from pip._vendor.packaging.utils import parse_wheel_filename
@@ -365,18 +365,18 @@ def test_what_is_there_is_not_sent_again() -> None:
     ],
 )
 def test_why_nothing_can_be_set_up(changes: dict[str, object], words: str) -> None:
-    (sentence,) = refusals(replace(FACTS, **changes), WANTED)  # type: ignore[arg-type]
+    (sentence,) = explain_unusable(replace(FACTS, **changes), WANTED)  # type: ignore[arg-type]
     assert words in sentence
     assert "--env SKYMAGIC_HOME=" in sentence
     if "folder" not in changes:
         ready = replace(FACTS, ready=True, code=True, **changes)  # type: ignore[arg-type]
-        assert refusals(ready, WANTED) == [], "what is ready is used, wherever it is"
+        assert explain_unusable(ready, WANTED) == [], "what is ready is used, wherever it is"
 
 
 @pytest.mark.parametrize("what", ["foreign", "exposed"])
 def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
     for facts in (FACTS, replace(FACTS, ready=True, code=True)):
-        (sentence,) = refusals(replace(facts, **{what: "drwxrwxrwx 2 eve eve"}), WANTED)  # type: ignore[arg-type]
+        (sentence,) = explain_unusable(replace(facts, **{what: "drwxrwxrwx 2 eve eve"}), WANTED)  # type: ignore[arg-type]
         assert "drwxrwxrwx 2 eve eve" in sentence
         assert "--env SKYMAGIC_HOME=" in sentence
 
@@ -386,19 +386,19 @@ def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
         WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=()
     )
     facts = replace(FACTS, pythons=(), packages={})
-    assert "does not start" in "".join(refusals(facts, requirements))
+    assert "does not start" in "".join(explain_unusable(facts, requirements))
     facts = replace(
         FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"}
     )
-    version, lacks = refusals(facts, requirements)
+    version, lacks = explain_unusable(facts, requirements)
     assert "is Python 3.9 and this notebook runs 3.11" in version
     assert 'numpy>=2 (it has 1.0): run `/x/python -m pip install "numpy>=2"` there' in lacks
     good = replace(
         facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"}
     )
-    assert refusals(good, requirements) == []
+    assert explain_unusable(good, requirements) == []
     assert "cannot be installed" in "".join(
-        refusals(good, replace(requirements, files=WANTED.files))
+        explain_unusable(good, replace(requirements, files=WANTED.files))
     )
 
 

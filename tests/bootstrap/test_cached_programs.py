@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap import wheelhouse
-from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.own import user_cache
+from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.local_wheels import user_cache
 from skymagic.bootstrap.wheelhouse import UvUnavailable, uv_for
 from skymagic.wire import atomic
 
-HOST = Facts(
+HOST = HostFacts(
     system="Linux",
     machine="x86_64",
     hostname="n",
@@ -40,11 +40,11 @@ def _a_group_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[HostFacts]:
     """The hosts for which a program was looked for outside the cache."""
-    asked: list[Facts] = []
+    asked: list[HostFacts] = []
 
-    def local(facts: Facts) -> bytes:
+    def local(facts: HostFacts) -> bytes:
         asked.append(facts)
         return b"\x7fELF the program"
 
@@ -57,18 +57,18 @@ def cached() -> Path:
     return found
 
 
-def test_a_cached_program_is_used_again(fetched: list[Facts]) -> None:
+def test_a_cached_program_is_used_again(fetched: list[HostFacts]) -> None:
     assert gzip.decompress(uv_for(HOST)) == gzip.decompress(uv_for(HOST)) == b"\x7fELF the program"
     assert fetched == [HOST]
 
 
-def test_the_cache_is_private_whatever_the_umask(fetched: list[Facts]) -> None:
+def test_the_cache_is_private_whatever_the_umask(fetched: list[HostFacts]) -> None:
     uv_for(HOST)
     assert stat.S_IMODE(user_cache().stat().st_mode) == 0o700
     assert stat.S_IMODE(cached().stat().st_mode) == 0o600
 
 
-def test_an_older_cache_that_the_group_can_write_is_taken_back(fetched: list[Facts]) -> None:
+def test_an_older_cache_that_the_group_can_write_is_taken_back(fetched: list[HostFacts]) -> None:
     user_cache().mkdir(parents=True)
     user_cache().chmod(0o775)
     uv_for(HOST)
@@ -77,7 +77,7 @@ def test_an_older_cache_that_the_group_can_write_is_taken_back(fetched: list[Fac
 
 @pytest.mark.parametrize("change", ["content", "mode"])
 def test_a_program_that_somebody_may_have_replaced_is_not_used(
-    fetched: list[Facts], change: str
+    fetched: list[HostFacts], change: str
 ) -> None:
     uv_for(HOST)
     path = cached()
@@ -90,14 +90,14 @@ def test_a_program_that_somebody_may_have_replaced_is_not_used(
 
 
 @pytest.mark.needs("root")
-def test_a_program_of_another_user_is_not_used(fetched: list[Facts]) -> None:
+def test_a_program_of_another_user_is_not_used(fetched: list[HostFacts]) -> None:
     uv_for(HOST)
     os.chown(cached(), 65534, 65534)
     uv_for(HOST)
     assert fetched == [HOST, HOST]
 
 
-def test_a_file_under_the_name_of_earlier_versions_is_not_used(fetched: list[Facts]) -> None:
+def test_a_file_under_the_name_of_earlier_versions_is_not_used(fetched: list[HostFacts]) -> None:
     user_cache().mkdir(parents=True)
     (user_cache() / f"uv-{HOST.system}-{HOST.machine}.gz").write_bytes(
         gzip.compress(b"\x7fELF another program")

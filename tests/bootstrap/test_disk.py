@@ -101,7 +101,7 @@ def test_what_is_there(home: Path) -> None:
 def test_what_nobody_has_used_goes(home: Path) -> None:
     before = names(home)
     disk = parse_disk(sh(disk_script(), home))
-    gone = parse_clean(sh(clean_script(removable(disk, every=False)), home))
+    gone = parse_clean(sh(clean_script(removable(disk, include_all=False)), home))
     assert gone == {"env/old", "env/cut-off", "code/c1"}
     assert before - names(home) == {"env/old", "env/cut-off", "code/c1"}
     assert not list((home / ".skymagic").glob(".removing*"))
@@ -109,7 +109,7 @@ def test_what_nobody_has_used_goes(home: Path) -> None:
 
 def test_all_that_is_not_in_use_goes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
-    gone = parse_clean(sh(clean_script(removable(disk, every=True)), home))
+    gone = parse_clean(sh(clean_script(removable(disk, include_all=True)), home))
     assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2"}
     assert names(home) == {"env/used", "env/half", "env/new.lock"}
 
@@ -117,7 +117,7 @@ def test_all_that_is_not_in_use_goes(home: Path) -> None:
 def test_an_empty_home(tmp_path: Path) -> None:
     disk = parse_disk(sh(disk_script(), tmp_path))
     assert disk.items == ()
-    assert parse_clean(sh(clean_script(removable(disk, every=True)), tmp_path)) == set()
+    assert parse_clean(sh(clean_script(removable(disk, include_all=True)), tmp_path)) == set()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_has_another_name_is_left_alone(tmp_path: Path, name: str) -> None:
     environment(tmp_path, name, 40)
     environment(tmp_path, "0123-Linux-x86_64-gpu1.lab", 40)
     disk = parse_disk(sh(disk_script(), tmp_path))
-    gone = parse_clean(sh(clean_script(removable(disk, every=False)), tmp_path))
+    gone = parse_clean(sh(clean_script(removable(disk, include_all=False)), tmp_path))
     assert (
         {"env/0123-Linux-x86_64-gpu1.lab"}
         <= set(gone)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap.builds import Builds, choose, lines, question, questions
-from skymagic.bootstrap.facts import BuildOffer, Facts
+from skymagic.bootstrap.facts import BuildOffer, HostFacts
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements, pinned, preferred, requirements_of
@@ -96,7 +96,7 @@ def test_versions_are_the_notebooks(
         if name != "sky-elsewhere":
             installed(notebook, name, "1.0+here", needs)
     wanted, told = wanting(*asked), list[str]()
-    facts: Facts = (
+    facts: HostFacts = (
         without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=None)
     )
     ready = setup(host, wanted, told.append, facts)
@@ -163,7 +163,7 @@ def test_equal_hosts_share_their_lines() -> None:
         SMALL,
         packages=("pandas==3",),
         preferences=tuple(f"{name}==1" for name in names),
-        asked=frozenset({"pandas"}),
+        requested=frozenset({"pandas"}),
     )
     index = "https://pypi.org/simple"
     offers = [
@@ -171,7 +171,7 @@ def test_equal_hosts_share_their_lines() -> None:
         for number, name in enumerate(names)
     ]
     pandas = BuildOffer("pandas", "3", nbytes=12_400_000, source=index)
-    linux = Facts("Linux", "x86_64", "n", "/h", "/h/s", libc="glibc 2.36")
+    linux = HostFacts("Linux", "x86_64", "n", "/h", "/h/s", libc="glibc 2.36")
     knows_all = replace(linux, offers=(pandas, *offers))
     knows_some = replace(linux, hostname="m", offers=(replace(pandas, nbytes=None), *offers[:40]))
     named = "needed-60 1, needed-59 1, needed-58 1, needed-57 1, needed-56 1 and 56 more"
@@ -229,7 +229,7 @@ def test_a_build_that_is_named_is_meant_for_gpus() -> None:
     )
     requirements = requirements_of(image)
     assert requirements.indexes == ("https://example.org/simple",)
-    facts = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s")
+    facts = HostFacts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s")
     assert choose(requirements, facts).backend == "cpu"
     assert choose(requirements, replace(facts, gpus=("A100",))).backend == "cu126"
     default = requirements_of(

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.facts import Facts, Python
+from skymagic.bootstrap.facts import HostFacts, Python
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import RANK_DEPENDENCIES, Requirements, requirements_of
@@ -65,7 +65,9 @@ def left_on(host: ShellHost) -> list[str]:
     return [name for name in out if not name.endswith((":", ".lock"))]
 
 
-def refused(host: ShellHost, requirements: Requirements = SMALL, facts: Facts | None = None) -> str:
+def refused(
+    host: ShellHost, requirements: Requirements = SMALL, facts: HostFacts | None = None
+) -> str:
     """Why the host cannot be set up, with what to do."""
     with pytest.raises(HostError) as error:
         setup(host, requirements, print, facts)

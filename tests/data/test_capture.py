@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.data.capture.names import cell_names, interactive, reach, with_scripts
+from skymagic.data.capture.names import cell_names, is_interactive_name, reach, with_scripts
 from skymagic.data.values import pickling
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
@@ -365,7 +365,7 @@ def test_reach_ends_in_circles() -> None:
     ],
 )
 def test_history_is_not_shipped(name: str) -> None:
-    assert interactive(name, [1])
+    assert is_interactive_name(name, [1])
 
 
 @pytest.mark.parametrize(
@@ -386,13 +386,13 @@ def test_history_is_not_shipped(name: str) -> None:
     ],
 )
 def test_what_the_user_has_named_is(name: str) -> None:
-    assert not interactive(name, [1])
+    assert not is_interactive_name(name, [1])
 
 
 def test_builtins_are_not_shipped_unless_they_are_the_users() -> None:
-    assert interactive("print", print)
-    assert interactive("open", open)
-    assert not interactive("sum", lambda x: x)
+    assert is_interactive_name("print", print)
+    assert is_interactive_name("open", open)
+    assert not is_interactive_name("sum", lambda x: x)
 
 
 # annotations

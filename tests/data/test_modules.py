@@ -18,7 +18,7 @@ from types import ModuleType
 
 import pytest
 
-from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, inside, locate, search
+from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, is_inside, locate, search
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
@@ -66,7 +66,7 @@ def test_a_folder_that_holds_skymagic_or_python_itself() -> None:
     assert not locate("skymagic.errors", "/")
     assert not locate("json", "/")
     assert not locate("pytest", "/")
-    assert not inside(os.__file__, sys.prefix)
+    assert not is_inside(os.__file__, sys.prefix)
 
 
 FOLLOWED = {  # files → the modules that travel with the first

@@ -89,7 +89,7 @@ def test_a_cut_connection(nodes: Nodes) -> None:
 
 
 def present(receiver: Receiver) -> dict[int, str]:
-    return dict(receiver.comparison.compare("elsewhere", [], contents=True).there)
+    return dict(receiver.comparison.compare("elsewhere", [], contents=True).present)
 
 
 def received(
@@ -98,7 +98,7 @@ def received(
     """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
     receiver.begin([0])
     there = present(receiver)
-    frames = iter(list(encoded_files([(0, entry, FilePlace.of(str(path)))], there=there)))
+    frames = iter(list(encoded_files([(0, entry, FilePlace.of(str(path)))], remote_digests=there)))
     for message, payload in messages(lambda: next(frames, b"")):
         if not isinstance(message, FilePart):
             receiver.end([])
@@ -183,7 +183,9 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     receiver.begin([0])
     there = present(receiver)
     (folder / "a").write_bytes(os.urandom(LARGE))
-    for frame in encoded_files([(0, entry_of(source), FilePlace.of(str(source)))], there=there):
+    for frame in encoded_files(
+        [(0, entry_of(source), FilePlace.of(str(source)))], remote_digests=there
+    ):
         for message, payload in messages(iter([frame, b""]).__next__):
             if not isinstance(message, FilePart):
                 break
@@ -212,7 +214,7 @@ def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
     receiver = Receiver(str(folder), [entry])
     receiver.begin([0])
-    frames = encoded_files([(0, entry, FilePlace.of(str(source)))], there={0: "00" * 16})
+    frames = encoded_files([(0, entry, FilePlace.of(str(source)))], remote_digests={0: "00" * 16})
     first, payload = next(messages(frames.__next__))
     assert isinstance(first, FilePart)
     receiver.take(first, payload)

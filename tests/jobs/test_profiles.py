@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.jobs.profiles import operations_table, waited
+from skymagic.jobs.profiles import operations_table, waiting_rank_lines
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
@@ -27,11 +27,13 @@ def test_the_table_of_operations() -> None:
 
 
 def test_who_waited_for_whom() -> None:
-    assert waited({0: (3.0, 10.0)}) == [], "one rank alone is compared with nobody"
-    assert waited({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}) == [
+    assert waiting_rank_lines({0: (3.0, 10.0)}) == [], "one rank alone is compared with nobody"
+    assert waiting_rank_lines({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}) == [
         "rank 0 waited 2.9 s longer in collectives than rank 1"
     ]
-    assert waited({0: (0.05, 0.1), 1: (0.0, 0.1)}) == [], "a tenth of a second is nothing"
+    assert waiting_rank_lines({0: (0.05, 0.1), 1: (0.0, 0.1)}) == [], (
+        "a tenth of a second is nothing"
+    )
 
 
 @pytest.fixture(scope="module")

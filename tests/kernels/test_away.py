@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from skymagic.kernels.agent.ending import GRACE, UnattendedRuns
-from skymagic.kernels.agent.kept import (
+from skymagic.kernels.agent.replay_buffer import (
     FIRST_BYTES,
     LAST_BYTES,
     MAX_DISPLAY_BYTES,
     MAX_DISPLAYS,
-    KeptDisplays,
-    KeptOutput,
+    DisplayBuffer,
+    RunBuffer,
 )  # fmt: skip
 from skymagic.plan.limits import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
@@ -41,7 +41,7 @@ def texts(kept: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_a_display_is_kept_as_it_is_now() -> None:
-    kept = KeptDisplays()
+    kept = DisplayBuffer()
     kept.add(display("a1", "a", "update_display_data"))
     kept.add(display("b1", "b"))
     for number in range(2, 10):
@@ -52,7 +52,7 @@ def test_a_display_is_kept_as_it_is_now() -> None:
 
 
 def test_the_newest_are_kept() -> None:
-    kept = KeptDisplays()
+    kept = DisplayBuffer()
     kept.add(display("first", "first"))
     for number in range(MAX_DISPLAYS):
         kept.add(display(str(number)))
@@ -66,7 +66,7 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_what_is_cleared_is_not_kept() -> None:
-    kept = KeptDisplays()
+    kept = DisplayBuffer()
     for number in range(100):
         kept.add({"kind": "clear_output", "wait": True})
         kept.add(display(str(number)))
@@ -147,8 +147,8 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
 COUNT, SIZE = 3000, 1000
 
 
-def flooded() -> KeptOutput:
-    kept = KeptOutput(0)
+def flooded() -> RunBuffer:
+    kept = RunBuffer(0)
     for number in range(1, COUNT + 1):
         kept.add({"rank": 0, "kind": "stream", "name": "stdout", "text": f"{number}\n".rjust(SIZE)})
     return kept

@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from skymagic.data.remote.client import IncomingFile
-from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
+from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering_addresses
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire import tls
@@ -39,7 +39,7 @@ def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
 
         talking = threading.Thread(target=talk, daemon=True)
         talking.start()
-        assert answering({"127.0.0.1": listener.getsockname()[1]}, "secret") == {}
+        assert answering_addresses({"127.0.0.1": listener.getsockname()[1]}, "secret") == {}
         talking.join(DEADLINE)
         assert not talking.is_alive()
 
@@ -140,8 +140,8 @@ def answering_with(answer: Callable[[bytes], bytes]) -> Iterator[int]:
 
 def test_a_probe_is_answered_without_the_secret(candidates: Candidates) -> None:
     """Whoever connects, or listens on the way, sees a proof for that one nonce."""
-    assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
-    assert answering(candidates.ports, "another pool's") == {}
+    assert answering_addresses(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
+    assert answering_addresses(candidates.ports, "another pool's") == {}
     [port] = candidates.ports.values()
     first, second = (exchange(port, bytes([number]) * 32) for number in range(2))
     assert first != second
@@ -153,14 +153,14 @@ def test_a_stranger_who_replays_an_answer(candidates: Candidates) -> None:
     [port] = candidates.ports.values()
     heard = exchange(port, b"n" * 32)
     with answering_with(lambda nonce: heard) as strange:
-        assert answering({"127.0.0.1": strange}, candidates.secret) == {}
+        assert answering_addresses({"127.0.0.1": strange}, candidates.secret) == {}
 
 
 def test_a_stranger_who_asks_the_node_for_the_answer(candidates: Candidates) -> None:
     """The answer names the address that was asked."""
     [port] = candidates.ports.values()
     with answering_with(lambda nonce: exchange(port, nonce)) as strange:
-        assert answering({"127.0.0.1": strange}, candidates.secret) == {}
+        assert answering_addresses({"127.0.0.1": strange}, candidates.secret) == {}
 
 
 def test_strangers_who_only_connect(candidates: Candidates) -> None:
@@ -170,7 +170,9 @@ def test_strangers_who_only_connect(candidates: Candidates) -> None:
             stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE))
             for _ in range(3 * MAX_PROBES)
         ]
-        assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
+        assert answering_addresses(candidates.ports, candidates.secret) == {
+            "127.0.0.1": "127.0.0.1"
+        }
         assert all(stranger.recv(1) == b"" for stranger in strangers), (
             "closed: displaced, or in time"
         )

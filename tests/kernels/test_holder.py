@@ -59,7 +59,7 @@ def test_the_folder_is_ones_own(
             ray = pytest.importorskip("skymagic.providers.ray_driver", exc_type=ImportError)
             assert ray.own_folder(str(folder)) == str(place)
             words = ["-c", f"open({str(out)!r}, 'w').write(input())"]
-            said = fork.held(
+            said = fork.run_below_holder(
                 str(place),
                 "job",
                 words,

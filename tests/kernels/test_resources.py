@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from skymagic.cluster.telemetry import rate
-from skymagic.display.panel import RankUse, use_words
+from skymagic.display.panel import RankUse, usage_text
 from skymagic.kernels.agent import resources
 from skymagic.kernels.agent.resources import Gpus, Measurements, of_devices, process_use
 from skymagic.wire import agent as wire
@@ -141,7 +141,7 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     )
     seconds, memory, *gpu = ranks["0"]
     use = RankUse(math.nan, memory, 64e9, *gpu)
-    assert use_words(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
+    assert usage_text(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
     assert seconds >= 0
     node.close()
     assert node._gpus is not None

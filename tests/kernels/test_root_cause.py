@@ -8,7 +8,7 @@ import pytest
 
 from skymagic.kernels.script.root_cause import (
     Cause,
-    recorded,
+    recorded_traceback,
     root_cause,
     tracebacks,
     without_frames,
@@ -141,14 +141,14 @@ def test_the_error_file_wins_over_the_log() -> None:
     )
     cause = found(written, RAISED + FAILED)
     assert cause.text == stack.strip()
-    assert recorded(json.dumps({"message": "a word"})) == "a word"
+    assert recorded_traceback(json.dumps({"message": "a word"})) == "a word"
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}']
 )
 def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
-    assert recorded(text) == ""
+    assert recorded_traceback(text) == ""
     assert root_cause(text, "") is None
 
 

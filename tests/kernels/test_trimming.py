@@ -36,7 +36,7 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert found.st_size > 3 * LIMIT
     assert found.st_blocks * 512 <= LIMIT
     path = str(log)
-    gone, cut, whole = (logs.of_run(path, spans.find(run), None) for run in runs)
+    gone, cut, whole = (logs.output_of_run(path, spans.find(run), None) for run in runs)
     assert (gone["text"], gone["known"], gone["over"]) == (LOST, True, True)
     first, *kept = cut["text"].splitlines(keepends=True)
     assert first == LOST
@@ -44,10 +44,12 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert numbers == [*range(numbers[0], 40_000)]
     assert len(numbers) > LIMIT // 2 // 100
     assert whole["text"] == "".join(map(LINE.format, runs[3]))
-    everything = logs.last(path, 10**6)["text"].splitlines()
+    everything = logs.last_lines(path, 10**6)["text"].splitlines()
     assert everything[0] == LINE.format(numbers[0]).rstrip()
-    assert logs.last(path, 2)["text"].split() == [LINE.format(n).rstrip() for n in (40_098, 40_099)]
-    assert logs.since(path, 5)["text"].startswith(LINE.format(numbers[0]))
+    assert logs.last_lines(path, 2)["text"].split() == [
+        LINE.format(n).rstrip() for n in (40_098, 40_099)
+    ]
+    assert logs.output_since(path, 5)["text"].startswith(LINE.format(numbers[0]))
     assert output.log.tail(1) == LINE.format(40_099).rstrip()
     os.close(writer)
     output.close()

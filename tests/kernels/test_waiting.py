@@ -170,7 +170,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> interrupts.Interrupts:
 
 def names(rank: interrupts.Interrupts, cell: Callable[[], object]) -> list[str]:
     """The functions in which a cell was stopped: its own, and the innermost."""
-    before = signal.signal(signal.SIGINT, rank.fall)
+    before = signal.signal(signal.SIGINT, rank.on_sigint)
     try:
         with pytest.raises(KeyboardInterrupt):
             cell()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.facts import Facts, Python
+from skymagic.bootstrap.facts import HostFacts, Python
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import RemoteShell
 from skymagic.bootstrap.requirements import Requirements, requirements_of
@@ -34,7 +34,7 @@ PATH = os.pathsep.join(
     [str(Path(getattr(sys, "_base_executable", sys.executable)).parent), os.defpath]
 )
 """The interpreter that made this one's environment, and the system's programs; a version manager's shims, which are scripts, cost a probe 0.3 s."""
-SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running()[0])
+SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running_wheel()[0])
 """An environment without packages."""
 
 
@@ -179,7 +179,7 @@ def uv(cache: Path, home: Path) -> str:
     return str(program)
 
 
-def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> Facts:
+def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> HostFacts:
     """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
     facts = probe(host, requirements)
     return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)

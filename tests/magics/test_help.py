@@ -48,11 +48,11 @@ def test_the_common_options_come_first() -> None:
 NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),
-    theirs=("model",),
+    pool_names=("model",),
     gathered=("model",),
     hosts=("gpu1",),
     environment=("HF_TOKEN",),
-    left=("lab",),
+    leftovers=("lab",),
     plugins=tuple(plugins.names()),
     plugin_options=plugins.options,
     providers=("auto", *providers.names()),
@@ -133,7 +133,7 @@ def line_with(magic: str, option: Option, name: str, value: str = "") -> str:
 def test_every_completion_is_accepted(magic: str) -> None:
     face = MAGICS[magic]
     known = {name: option for option in face.accepted for name in option.spellings}
-    words = WORDS.get(face.words, "")
+    words = WORDS.get(face.positional, "")
     for mark in ("-", "--"):
         for name in complete(magic, mark, NAMES):
             assert name in known[name].names

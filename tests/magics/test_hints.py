@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skymagic.magics.transformers import misplaced
+from skymagic.magics.transformers import explain_misplaced
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools, borrowed
 
@@ -23,7 +23,7 @@ notebook = borrowed("--ranks 2")
     ],
 )
 def test_code_that_would_not_run_on_the_ranks_is_refused(cell: str, magic: str) -> None:
-    refusal = misplaced(cell.splitlines(keepends=True))
+    refusal = explain_misplaced(cell.splitlines(keepends=True))
     assert (
         refusal == f"did you mean %%{magic}, on the cell's first line? Nothing of this cell has run"
     )
@@ -46,7 +46,7 @@ def test_code_that_would_not_run_on_the_ranks_is_refused(cell: str, magic: str) 
     ],
 )
 def test_other_cells_run(cell: str) -> None:
-    assert misplaced(cell.splitlines(keepends=True)) == ""
+    assert explain_misplaced(cell.splitlines(keepends=True)) == ""
 
 
 def test_nothing_of_a_cell_with_one_per_cent_sign_runs(notebook: Notebook) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.removed import REMOVED_MAGICS, REMOVED_SETTINGS
-from skymagic.magics.transformers import removed
+from skymagic.magics.transformers import explain_removed
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
 
@@ -55,7 +55,7 @@ def test_the_shell_has_these_magics_and_no_others(notebook: Notebook) -> None:
     ],
 )
 def test_a_removed_magic_is_found_wherever_it_may_stand(cell: str) -> None:
-    assert removed(cell.splitlines(keepends=True)) == REMOVED_MAGICS["sky_shell"]
+    assert explain_removed(cell.splitlines(keepends=True)) == REMOVED_MAGICS["sky_shell"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_removed_magic_is_found_wherever_it_may_stand(cell: str) -> None:
     ],
 )
 def test_other_cells_are_left_alone(cell: str) -> None:
-    assert removed(cell.splitlines(keepends=True)) == ""
+    assert explain_removed(cell.splitlines(keepends=True)) == ""
 
 
 @pytest.mark.parametrize("name", REMOVED_SETTINGS)

@@ -142,7 +142,7 @@ def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(metadata.Distribution, "metadata", property(told))
     installed._read.cache_clear()
-    here, present = installed.here(), installed.present()
+    here, present = installed.current_environment(), installed.present()
     assert len(set(map(id, parsed))) <= 3, "editable ones alone"
     assert {
         name: metadata.version(name) for name in ("numpy", "ipython")

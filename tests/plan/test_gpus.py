@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from skymagic.bootstrap.builds import for_gpus
-from skymagic.bootstrap.facts import Facts, parse
+from skymagic.bootstrap.facts import HostFacts, parse
 from skymagic.errors import RequestError
 from skymagic.kernels.network import hcas, infiniband_ports
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan import accelerators, gpus
-from skymagic.plan.accelerators import known_as, matches, read_gpus
+from skymagic.plan.accelerators import canonical_device, matches, read_gpus
 from skymagic.plan.planning import plan, plan_over
 from skymagic.plan.plans import Inventory, Plan
 from skymagic.pool.resources import devices_environment
@@ -236,7 +236,7 @@ def smi(about: Gpus, *arguments: str) -> list[str]:
 def listed(about: Gpus, **options: Any) -> tuple[gpus.GpuDevice, ...]:
     table = "--format=csv,noheader,nounits"
     users = smi(about, f"--query-compute-apps={gpus.APPLICATIONS}", table)
-    return gpus.listed(
+    return gpus.parse_nvidia_smi(
         smi(about, f"--query-gpu={gpus.FIELDS}", table), smi(about, "-L"), users, **options
     )
 
@@ -370,7 +370,9 @@ def test_a_probe_tells_of_gpus() -> None:
 
 
 def test_jax_and_torch_have_one_major_of_cuda() -> None:
-    host = Facts("Linux", "x86_64", "h", "/h", "/h/.skymagic", gpus=(H200,), driver="580.159.04")
+    host = HostFacts(
+        "Linux", "x86_64", "h", "/h", "/h/.skymagic", gpus=(H200,), driver="580.159.04"
+    )
     packages = ("jax==0.10.2", "jaxtyping", "keras>=3")
     assert for_gpus(packages, host, "auto") == ("jax[cuda13]==0.10.2", "jaxtyping", "keras>=3")
     assert for_gpus(packages, replace(host, driver="550.1"), "auto")[0] == "jax[cuda12]==0.10.2"
@@ -438,7 +440,7 @@ def test_drivers_names(line: str) -> None:
     # a name without a size is that of every size
     sizes = {name, name.removesuffix("-80GB").removesuffix("-32GB")} & {*accelerators.NAMES}
     for driver in drivers.split(" | "):
-        assert known_as(driver) == name
+        assert canonical_device(driver) == name
         assert {one for one in accelerators.NAMES if matches(one, driver)} == sizes, (
             "a GPU is taken for another"
         )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from skymagic.errors import RequestError
-from skymagic.plan.image import Image, PipIndex, missing
+from skymagic.plan.image import Image, PipIndex, explain_unsatisfied
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,14 +170,17 @@ def test_it_is_a_value() -> None:
 
 def test_nothing_is_missing() -> None:
     image = Image(pip=("torch>=2.3", "Scikit_Learn", "jax[cuda12]==0.10.*"))
-    assert missing(image, {"torch": "2.13.0+cpu", "scikit-learn": "1.7", "JAX": "0.10.2"}) == []
+    assert (
+        explain_unsatisfied(image, {"torch": "2.13.0+cpu", "scikit-learn": "1.7", "JAX": "0.10.2"})
+        == []
+    )
 
 
 def test_what_is_missing_is_said_with_how_to_install_it() -> None:
     image = Image(
         pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",)
     )
-    sentences = missing(image, {"torch": "2.13.0+cpu", "numpy": "2.4.6"})
+    sentences = explain_unsatisfied(image, {"torch": "2.13.0+cpu", "numpy": "2.4.6"})
     assert len(sentences) == 2
     assert "torch==2.99 is needed and torch 2.13.0+cpu is installed here" in sentences[0]
     assert (
@@ -192,7 +195,7 @@ def test_what_is_missing_is_said_with_how_to_install_it() -> None:
     ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"],
 )
 def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
-    (sentence,) = missing(Image(pip=(place,)), {"torch": "2.13.0"})
+    (sentence,) = explain_unsatisfied(Image(pip=(place,)), {"torch": "2.13.0"})
     assert sentence.startswith(place.replace("me:s3cret", "****"))
     assert "skymagic cannot check" in sentence
     assert "leave it out" in sentence
@@ -200,7 +203,7 @@ def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
 
 
 def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
-    (sentence,) = missing(Image(pip=("torch @ https://example.org/torch",)), {})
+    (sentence,) = explain_unsatisfied(Image(pip=("torch @ https://example.org/torch",)), {})
     assert re.match(
         r'torch is not installed here: run `%pip install "torch ?@ https://example.org/torch"`',
         sentence,
@@ -208,7 +211,7 @@ def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
 
 
 def test_what_a_shell_would_eat_is_quoted() -> None:
-    (sentence,) = missing(Image(pip=("jax[cuda12]>=0.99",)), {})
+    (sentence,) = explain_unsatisfied(Image(pip=("jax[cuda12]>=0.99",)), {})
     assert '`%pip install "jax[cuda12]>=0.99"`' in sentence
 
 
@@ -225,7 +228,7 @@ def test_what_a_shell_would_eat_is_quoted() -> None:
     ],
 )
 def test_versions(requirement: str, installed: str, satisfied: bool) -> None:
-    assert (missing(Image(pip=(requirement,)), {"torch": installed}) == []) is satisfied
+    assert (explain_unsatisfied(Image(pip=(requirement,)), {"torch": installed}) == []) is satisfied
 
 
 @given(st.text(max_size=30))
@@ -234,7 +237,7 @@ def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
         image = Image(pip=(text,))
     except RequestError:
         return
-    assert all(isinstance(sentence, str) for sentence in missing(image, {}))
+    assert all(isinstance(sentence, str) for sentence in explain_unsatisfied(image, {}))
 
 
 @given(
@@ -280,7 +283,7 @@ def test_an_index_for_certain_packages() -> None:
     assert scoped.serves("Torch-Vision")
     assert not scoped.serves("numpy")
     assert "hidden" not in repr(image)
-    torch, numpy = missing(image, {})
+    torch, numpy = explain_unsatisfied(image, {})
     assert "--extra-index-url https://****@example.org/whl/cpu" in torch
     assert "example.org" not in numpy
     for wrong in (["torch>=2"], "torch", [3]):

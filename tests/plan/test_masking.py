@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skymagic.errors import RequestError
-from skymagic.plan.image import Image, missing
+from skymagic.plan.image import Image, explain_unsatisfied
 from skymagic.plan.masking import masked, masked_command, secret_values
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory
@@ -86,6 +86,6 @@ def test_mistakes_hold_none() -> None:
             Image(pip=pip)
         assert "s3cret" not in str(refused.value)
     image = Image(pip=("tool", PRIVATE), pip_indexes=(URL,))
-    (sentence, *_) = missing(image, {})
+    (sentence, *_) = explain_unsatisfied(image, {})
     assert "--extra-index-url https://****@pypi.example/simple" in sentence
-    assert "s3cret" not in " ".join([*missing(image, {}), *image.repeated()])
+    assert "s3cret" not in " ".join([*explain_unsatisfied(image, {}), *image.repeated()])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from skymagic.errors import RequestError
 from skymagic.plan import accelerators
 from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical
-from skymagic.plan.gpus import GpuDevice, named
+from skymagic.plan.gpus import GpuDevice, devices_by_name
 from skymagic.plan.image import Image
 from skymagic.plan.planning import fits, plan
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
@@ -30,7 +30,11 @@ from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, d
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
 BIG = Inventory(
-    "box", cpus=64, memory_gb=512.0, gpus=named(*["NVIDIA A100-SXM4-80GB"] * 8), python="3.11"
+    "box",
+    cpus=64,
+    memory_gb=512.0,
+    gpus=devices_by_name(*["NVIDIA A100-SXM4-80GB"] * 8),
+    python="3.11",
 )
 
 
@@ -410,7 +414,9 @@ def test_each_node_takes_its_own_gpus() -> None:
 
 
 def test_gpus_among_others() -> None:
-    mixed = replace(BIG, gpus=named("NVIDIA T1000", "NVIDIA L4", "NVIDIA L40S", "NVIDIA L4"))
+    mixed = replace(
+        BIG, gpus=devices_by_name("NVIDIA T1000", "NVIDIA L4", "NVIDIA L40S", "NVIDIA L4")
+    )
     assert numbers(plan(PoolRequest(gpu=Accelerator("L4", 2)), mixed).devices) == [[1, 3]]
 
 
@@ -421,7 +427,7 @@ def test_gpus_that_are_not_here() -> None:
         "and rent them with --provider aws"
     )
     (mistake,) = refused(
-        plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=named("NVIDIA L4"))
+        plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=devices_by_name("NVIDIA L4"))
     )
     assert "no H100 (it has: NVIDIA L4)" in mistake
     (mistake,) = refused(plan, PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), BIG)

@@ -9,13 +9,13 @@ import pytest
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator, canonical
 from skymagic.plan.planning import fits
-from skymagic.plan.renting import Rental, bounded, plan_rented
+from skymagic.plan.renting import Rental, plan_rented, with_bounds
 from skymagic.plan.requests import PoolRequest
 
 RENTAL = Rental(
     "aws",
     machine="p4d.24xlarge (8 × A100)",
-    place="us-east-1b, on demand",
+    location="us-east-1b, on demand",
     region="us-east-1",
     cpus=96,
     memory_gb=1152.0,
@@ -71,16 +71,16 @@ def test_an_unknown_price_is_no_price() -> None:
 
 
 def test_rented_machines_have_an_end_unless_the_user_wants_none() -> None:
-    assert (bounded(REQUEST).idle, bounded(REQUEST).max_lifetime) == (1800.0, 86400.0)
+    assert (with_bounds(REQUEST).idle, with_bounds(REQUEST).max_lifetime) == (1800.0, 86400.0)
     own = replace(REQUEST, idle=60.0, max_lifetime=3600.0)
-    assert (bounded(own).idle, bounded(own).max_lifetime) == (60.0, 3600.0)
+    assert (with_bounds(own).idle, with_bounds(own).max_lifetime) == (60.0, 3600.0)
     none = replace(
         REQUEST,
         idle=None,
         max_lifetime=None,
         stated=frozenset({"nodes", "gpu", "idle", "max_lifetime"}),
     )
-    assert (bounded(none).idle, bounded(none).max_lifetime) == (None, None)
+    assert (with_bounds(none).idle, with_bounds(none).max_lifetime) == (None, None)
     plan = plan_rented(none, RENTAL)
     assert plan.question.endswith("without an end")
     assert "--max-lifetime is none: you pay for it until %sky_down" in plan.notes

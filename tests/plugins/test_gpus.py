@@ -19,8 +19,8 @@ from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan.requests import PluginSpec, plugin_specs
 from skymagic.plugins import load
 from skymagic.plugins._torch import backends
-from skymagic.plugins._torch.backends import Posted
-from skymagic.plugins._torch.launched import place
+from skymagic.plugins._torch.backends import RankHardware
+from skymagic.plugins._torch.launched import lightning_arguments
 from skymagic.providers import local
 from skymagic.runtime.info import InstanceInfo
 from tests.lab.gpus import DUPLICATE, FAILED, Gpu, Gpus, uuid_of
@@ -44,8 +44,8 @@ device = torch.cuda.current_device() if torch.cuda.is_available() else None
 # --------------------------------------------------------------------------------------------------- decisions
 
 
-def on(*gpus: str, machine: str = "a", cuda: str = "12.8") -> list[Posted]:
-    return [Posted(machine, gpu, "H200" if gpu else "", cuda) for gpu in gpus]
+def on(*gpus: str, machine: str = "a", cuda: str = "12.8") -> list[RankHardware]:
+    return [RankHardware(machine, gpu, "H200" if gpu else "", cuda) for gpu in gpus]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def on(*gpus: str, machine: str = "a", cuda: str = "12.8") -> list[Posted]:
     ids=str,
 )
 def test_rank_0_decides_on_the_backend(
-    asked: str | None, posted: list[Posted], backend: str
+    asked: str | None, posted: list[RankHardware], backend: str
 ) -> None:
     if " " not in backend:
         assert backends.choose(asked, posted) == backend
@@ -111,9 +111,9 @@ def test_composite_backends_in_a_line() -> None:
 
 def test_lightning_has_the_ranks_device() -> None:
     info = InstanceInfo(rank=1, local_rank=1, world_size=2, local_world_size=2, accelerators=8)
-    assert place("auto", 1, "auto", info, True, 4)["devices"] == [0, 4]
+    assert lightning_arguments("auto", 1, "auto", info, True, 4)["devices"] == [0, 4]
     assert (
-        place(
+        lightning_arguments(
             "auto",
             1,
             "auto",

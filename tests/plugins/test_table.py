@@ -20,7 +20,7 @@ from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec, PoolRequest
 from skymagic.plugins import Cluster, Plugin
-from skymagic.pool.making import plan_of
+from skymagic.pool.launch import plan_of
 from skymagic.runtime.info import InstanceInfo
 
 OURS = {"torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn"}
@@ -173,8 +173,8 @@ def test_a_plan_reads_no_package_but_what_its_plugins_need(monkeypatch: pytest.M
 def test_a_plugin_from_the_working_folder_is_named_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plugins.beside({"tracker", "jax"}, tmp_path / "elsewhere") == ()
-    (said,) = plugins.beside({"tracker", "jax"}, tmp_path)
+    assert plugins.shadowing_packages({"tracker", "jax"}, tmp_path / "elsewhere") == ()
+    (said,) = plugins.shadowing_packages({"tracker", "jax"}, tmp_path)
     assert (
         said
         == f"the plugin 'tracker' is code of this folder: skymagic_thirdparty:tracker in {tmp_path}"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from skymagic.pool.messages import variables_then, ways_without, without
-from skymagic.run.results import RankFailure, heading, others
+from skymagic.pool.messages import suggest_without_ranks, variables_then, ways_without
+from skymagic.run.results import RankFailure, heading, other_failure_lines
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,12 @@ from skymagic.run.results import RankFailure, heading, others
     ],
 )
 def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
-    assert without(lost, world_size).startswith(told)
+    assert suggest_without_ranks(lost, world_size).startswith(told)
 
 
 def test_each_way_without_some_ranks_is_a_sentence() -> None:
     keep, again = ways_without((1,), 2)
-    assert without((1,), 2) == f"{keep}; {again}"
+    assert suggest_without_ranks((1,), 2) == f"{keep}; {again}"
     assert ways_without((0, 1), 2) == [again]
     assert ways_without((1,), 2, replaced=True)[1].startswith("a replacement is requested")
 
@@ -42,7 +42,7 @@ def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") 
 
 
 def summary(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> str:
-    return "\n".join([heading(cause, failures, world), *others(cause, failures)])
+    return "\n".join([heading(cause, failures, world), *other_failure_lines(cause, failures)])
 
 
 def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:

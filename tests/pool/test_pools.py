@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from skymagic.kernels.agent.controller import reserve
+from skymagic.kernels.agent.controller import reserve_ports
 from tests.lab.notebook import ROOT, Notebook, opened
 from tests.lab.waiting import until
 
@@ -329,7 +329,7 @@ def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str)
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
 def test_a_port_that_is_held_goes_to_nobody_else_and_can_be_listened_on() -> None:
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(holder).getsockname()[1] for holder in reserve(20)]
+        held = [stack.enter_context(holder).getsockname()[1] for holder in reserve_ports(20)]
         assert len(set(held)) == 20
         other = stack.enter_context(socket.socket())
         with pytest.raises(OSError, match="in use"):

@@ -24,7 +24,7 @@ from skymagic.pool.start import (
     Resize,
     Reuse,
     StartPlan,
-    instead,
+    after_refusal,
     start_plan,
     step_text,
 )
@@ -70,7 +70,7 @@ def test_no_provider_is_looked_for_where_a_pool_runs() -> None:
         raise AssertionError
         yield
 
-    assert start_plan(asked(), [own("main")], read(), place=looked) == Reuse(own("main"))
+    assert start_plan(asked(), [own("main")], read(), allocate=looked) == Reuse(own("main"))
     assert start_plan(asked(provider="local"), [], read()) == Make("main", asked(provider="local"))
 
 
@@ -83,7 +83,7 @@ def test_another_number_of_nodes_is_a_resize_where_that_is_asked_for() -> None:
         asked(nodes=1, procs_per_node=4), [own("main", nodes=1, procs_per_node=2)], resize=True
     )
     assert isinstance(ranks, Resize)
-    assert ranks.wanted.procs_per_node == 4
+    assert ranks.request.procs_per_node == 4
 
 
 def test_another_pool_of_the_name_is_in_the_way() -> None:
@@ -130,7 +130,7 @@ def test_where_nothing_is_said_of_the_provider_the_one_that_serves_it_counts() -
     anywhere = asked(nodes=2)
     assert start_plan(anywhere, [], [lab]) == Make("main", anywhere)
     placed = replace(anywhere, provider="aws")
-    assert start_plan(anywhere, [], [lab], place=lambda _: placed) == Attach(lab.record, placed)
+    assert start_plan(anywhere, [], [lab], allocate=lambda _: placed) == Attach(lab.record, placed)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_a_rented_pool_of_the_name_is_in_the_way(
 
 def test_what_follows_where_the_cloud_knows_better() -> None:
     record = rented("lab").record
-    assert instead(Attach(record, RENT), "missing", False) == Make("main", RENT)
-    assert instead(Attach(record, LAZY), "missing", False) == Declare("main", LAZY)
+    assert after_refusal(Attach(record, RENT), "missing", False) == Make("main", RENT)
+    assert after_refusal(Attach(record, LAZY), "missing", False) == Declare("main", LAZY)
     bare = PoolRequest(name="lab")
     for step, kind in (
         (Attach(record, bare), "missing"),
         (Attach(record, RENT), "stopped"),
         (Attach(record, RENT), ""),
     ):
-        assert instead(step, kind, False) is None  # fmt: skip
+        assert after_refusal(step, kind, False) is None  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skymagic.jobs.failures import hints
-from skymagic.plugins._torch.launched import place
+from skymagic.plugins._torch.launched import lightning_arguments
 from skymagic.run.results import RankFailure
 from skymagic.runtime.info import InstanceInfo
 from tests.lab.notebook import Notebook, opened, seen
@@ -142,7 +142,7 @@ def test_what_is_filled_in(
     gpu: int | None,
     expected: dict[str, Any],
 ) -> None:
-    assert place(*asked, info, together, gpu) == expected
+    assert lightning_arguments(*asked, info, together, gpu) == expected
 
 
 def test_a_pool_without_a_process_group_hints_at_the_plugin() -> None:

@@ -141,7 +141,7 @@ def test_failover_says_why(cloud: EC2, case: Case) -> None:
     offer, instances = case.lease.acquire([replace(A, price=0.1), B, dearer], 2)
     assert offer is dearer
     assert len(instances) == 2
-    (rented,) = ledger.every()
+    (rented,) = ledger.all_rents()
     assert (rented.machines, rented.price, rented.ended) == (2, 0.4, None), (
         "the price of what was taken"
     )
@@ -150,7 +150,7 @@ def test_failover_says_why(cloud: EC2, case: Case) -> None:
     assert len(launched(cloud)) == 3
     case.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
-    assert [(one.ended is not None, one.exact) for one in ledger.every()] == [(True, True)]
+    assert [(one.ended is not None, one.exact) for one in ledger.all_rents()] == [(True, True)]
 
 
 def test_nowhere(cloud: EC2, case: Case) -> None:
@@ -433,7 +433,7 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
     }
     kept = [
         (one.number, one.machines, one.runs(time.time()))
-        for one in ledger.every()
+        for one in ledger.all_rents()
         if one.job == case.lease.label.job
     ]
     assert sorted(kept) == [(1, 1, False), (1, 1, True), (3, 1, True)], (

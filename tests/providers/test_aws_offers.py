@@ -13,7 +13,7 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import at_least
-from skymagic.pool import making
+from skymagic.pool import launch
 from skymagic.providers.aws import market
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import AwsClients
@@ -310,9 +310,9 @@ def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    plan = making.plan_of(replace(EIGHT, dry_run=True), print).text()
+    plan = launch.plan_of(replace(EIGHT, dry_run=True), print).text()
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
     assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
     assert "unknown: zones and present prices: there are no AWS credentials" in plan
     with pytest.raises(RequestError, match="set up AWS"):
-        making.plan_of(EIGHT, print)
+        launch.plan_of(EIGHT, print)

@@ -21,10 +21,10 @@ from skymagic.providers.aws.prices import Prices, chunks
 from skymagic.providers.aws.selection import (
     MachineOffer,
     by_price,
+    matching_types,
     offers_of,
     per_hour,
     serves,
-    wanted,
 )
 from tests.lab import ec2_prices as lab
 
@@ -39,7 +39,7 @@ def types() -> dict[str, InstanceType]:
 
 
 def names(request: PoolRequest) -> list[str]:
-    return [one.name for one in wanted(request, types().values())]
+    return [one.name for one in matching_types(request, types().values())]
 
 
 def gpu(text: str) -> PoolRequest:
@@ -154,7 +154,7 @@ def here() -> Catalogue:
     ],
 )  # fmt: skip
 def test_what_no_machine_has(request_: PoolRequest, words: str) -> None:
-    (told,) = selection.nothing(request_, {"us-east-1": here()})
+    (told,) = selection.explain_no_offer(request_, {"us-east-1": here()})
     assert words in told
 
 
@@ -203,7 +203,7 @@ prices = st.builds(
 def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(
     request_: PoolRequest,
 ) -> None:
-    found = wanted(request_, types().values())
+    found = matching_types(request_, types().values())
     for one in found:
         assert one.architecture == "x86_64"
         assert one.spot if request_.spot else one.on_demand

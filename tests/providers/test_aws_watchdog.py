@@ -21,7 +21,9 @@ from skymagic.wire.record import RECORD, AgentRecord, identity
 from tests.lab.hosts import Host, closing
 from tests.lab.instances import start_watchdog
 
-NEVER = WatchdogBounds(idle=9999, lifetime=9999, bootstrap=9999, gone=9999, margin=0, interval=0.2)
+NEVER = WatchdogBounds(
+    idle=9999, lifetime=9999, bootstrap=9999, absent_after=9999, margin=0, interval=0.2
+)
 END = 30.0
 """Seconds that an end may take which is due after one."""
 
@@ -124,7 +126,7 @@ def test_a_running_cell_is_not_idle(watched: Watched) -> None:
 
 def test_an_agent_that_is_gone(watched: Watched) -> None:
     agent = watched.agent(busy_since=5.0)
-    dog = watched.start(replace(NEVER, gone=1))
+    dog = watched.start(replace(NEVER, absent_after=1))
     with pytest.raises(subprocess.TimeoutExpired):
         dog.wait(2)
     agent.kill()
@@ -174,12 +176,12 @@ def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
 def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
     """A machine that was stopped boots again: its files are there, but for /run, and its agent is not."""
     agent = watched.agent(busy_since=5.0)
-    dog = watched.start(replace(NEVER, lifetime=2, gone=1))
+    dog = watched.start(replace(NEVER, lifetime=2, absent_after=1))
     dog.wait(END)
     path = Path(watched.directory.record)
     path.write_text(path.read_text().replace(identity(agent.pid).split()[2], "another-boot"))
     shutil.rmtree(watched.host.folder / "watchdog")
-    again = watched.start(replace(NEVER, lifetime=30, bootstrap=3, gone=1))
+    again = watched.start(replace(NEVER, lifetime=30, bootstrap=3, absent_after=1))
     again.wait(END)
     assert "no agent within 3 s" in watched.reason(), (
         "neither what the first boot saw counts nor its time"

@@ -126,7 +126,9 @@ def test_the_template_of_the_docs_is_for_restricted_namespaces() -> None:
     for part in ("allowPrivilegeEscalation", "capabilities", "runAsNonRoot", "seccompProfile"):
         assert part in words
     event = {"type": "Warning", "message": f"Error creating: pods is forbidden: {words}"}
-    assert "has a --pod-template for such namespaces" in kubernetes_api.hopeless([], [event])
+    assert "has a --pod-template for such namespaces" in kubernetes_api.explain_hopeless(
+        [], [event]
+    )
 
 
 CONFIG = """apiVersion: v1
@@ -292,7 +294,7 @@ def test_why_pods_wait() -> None:
         '1 pod: its image cannot be pulled; Back-off pulling image "nothing" (ImagePullBackOff)'
     )
     assert (
-        kubernetes_api.hopeless([pulled])
+        kubernetes_api.explain_hopeless([pulled])
         == 'its image cannot be pulled: Back-off pulling image "nothing" (ImagePullBackOff)'
     )
     quota = [{"type": "Warning", "message": "exceeded quota: lab"}]

@@ -26,12 +26,12 @@ HERE = slurm_jobs.partitions(SINFO)
 
 
 def in_partition(name: str) -> Sequence[SlurmPartition]:
-    return slurm_jobs.fitting(HERE, name)
+    return slurm_jobs.nodes_of_partition(HERE, name)
 
 
 def directives(line: str, partition: str | None = None) -> dict[str, str]:
     request = parse_pool(f"--provider slurm {line}")
-    return slurm._directives(request, slurm_jobs.fitting(HERE, partition))
+    return slurm._directives(request, slurm_jobs.nodes_of_partition(HERE, partition))
 
 
 def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:

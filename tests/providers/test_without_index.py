@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap.builds import platforms, shortage_of
-from skymagic.bootstrap.facts import BuildOffer, Facts
-from skymagic.bootstrap.messages import refusals
+from skymagic.bootstrap.facts import BuildOffer, HostFacts
+from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from skymagic.providers.passing import meeting
+from skymagic.providers.environment_copy import common_private_network
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
@@ -115,25 +115,30 @@ def test_what_cannot_be_had_here_either_is_said(
         connection.close()
 
 
-HOST = Facts(
+HOST = HostFacts(
     system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36"
 )
 
 
 def test_addresses_by_which_hosts_meet() -> None:
-    def facts(*addresses: str, boot: str = "") -> Facts:
+    def facts(*addresses: str, boot: str = "") -> HostFacts:
         return replace(HOST, boot=boot, addresses=tuple(("eth0", each) for each in addresses))
 
-    assert meeting([facts(boot="b"), facts(boot="b")]) == ["127.0.0.1"] * 2
+    assert common_private_network([facts(boot="b"), facts(boot="b")]) == ["127.0.0.1"] * 2
     containers = [facts("10.1.0.1", boot="b"), facts("10.1.0.2", boot="b")]
-    assert meeting(containers) == ["10.1.0.1", "10.1.0.2"]
-    assert meeting([facts("10.1.0.1", "192.168.7.1"), facts("192.168.7.2", "10.2.0.1")]) == [
+    assert common_private_network(containers) == ["10.1.0.1", "10.1.0.2"]
+    assert common_private_network(
+        [facts("10.1.0.1", "192.168.7.1"), facts("192.168.7.2", "10.2.0.1")]
+    ) == [
         "192.168.7.1",
         "192.168.7.2",
     ]
-    assert meeting([facts("127.0.0.1", "8.8.8.8", "fe80::1"), facts("10.0.0.1")]) is None
+    assert (
+        common_private_network([facts("127.0.0.1", "8.8.8.8", "fe80::1"), facts("10.0.0.1")])
+        is None
+    )
     docker = replace(HOST, addresses=(("docker0", "172.17.0.1"),))
-    assert meeting([docker, docker]) is None
+    assert common_private_network([docker, docker]) is None
 
 
 def test_wheels_of_a_platform() -> None:
@@ -153,6 +158,6 @@ def test_a_disk_that_will_not_hold_it() -> None:
     )
     wanted = replace(SMALL, packages=("numpy==2.4.6",))
     known = replace(HOST, offers=(BuildOffer("numpy", "2.4.6", "cpu", 200_000_000),))
-    assert refusals(replace(known, disk_kb=900_000), wanted) == []
-    (refused,) = refusals(replace(known, disk_kb=700_000), wanted)
+    assert explain_unusable(replace(known, disk_kb=900_000), wanted) == []
+    (refused,) = explain_unusable(replace(known, disk_kb=700_000), wanted)
     assert "about 800.0 MB needed, 716.8 MB free at /h/s: make room, or name a folder" in refused

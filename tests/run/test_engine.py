@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from jupyter_client.session import Session
 
-from skymagic.run.engine import unsigned
+from skymagic.run.engine import without_key_warning
 
 
 def test_a_session_without_a_key_is_no_news_for_users(caplog: pytest.LogCaptureFixture) -> None:
-    with unsigned():
+    with without_key_warning():
         Session(key=b"")
     assert caplog.text == ""
     Session(key=b"")

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import pytest
 
 from skymagic.display.run_line import Progress
-from skymagic.kernels.agent import kept as kept_by_agent
-from skymagic.kernels.agent.kept import KeptNumbers
+from skymagic.kernels.agent import replay_buffer as kept_by_agent
+from skymagic.kernels.agent.replay_buffer import MetricsBuffer
 from skymagic.run import metrics as module
-from skymagic.run.metrics import Metrics, kept, records, table
+from skymagic.run.metrics import Metrics, newest_within, records, table
 from skymagic.run.run import show_content
 from skymagic.wire.agent import BeginOutput, Reported
 from skymagic.wire.metrics import USAGE, packed, unpacked
@@ -146,8 +146,8 @@ def test_a_missing_column_without_pandas_says_what_there_is(
 def test_the_oldest_runs_are_forgotten_when_there_is_too_much() -> None:
     runs = [of((0, loop("loss", range(10))), cell=cell) for cell in range(4)]
     empty = Metrics(9)
-    assert [run.cell for run in kept([*runs, empty], doubles=90)] == [2, 3]
-    assert [run.cell for run in kept(runs, doubles=1)] == [3]
+    assert [run.cell for run in newest_within([*runs, empty], doubles=90)] == [2, 3]
+    assert [run.cell for run in newest_within(runs, doubles=1)] == [3]
 
 
 # ------------------------------------------------------------------------------------------ progress
@@ -244,7 +244,7 @@ def test_the_head_alone_and_ranks_that_are_over_do_not_lag() -> None:
 
 def test_newest_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 32_000)
-    numbers, steps = KeptNumbers(), 10_000
+    numbers, steps = MetricsBuffer(), 10_000
     numbers.add(loop("accuracy", range(10)))  # of those that are few, none is lost
     for start in range(0, steps, 100):
         numbers.add(loop("loss", range(start, start + 100), steps))
@@ -259,7 +259,7 @@ def test_newest_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_that_change_each_step_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 320)
-    numbers = KeptNumbers()
+    numbers = MetricsBuffer()
     for step in range(100):
         numbers.add(batch(f"loss{step}", (0.0, step, NAN, step)))
     found = dict(unpacked(numbers.batches))
@@ -270,7 +270,7 @@ def test_names_that_change_each_step_are_bounded_too(monkeypatch: pytest.MonkeyP
 
 def test_row_larger_than_the_bound_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 31)
-    numbers = KeptNumbers()
+    numbers = MetricsBuffer()
     numbers.add(loop("loss", range(3)))
     assert (numbers.batches, numbers.dropped) == ((), 3)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from skymagic.run.metrics import Metrics, Usage, reasons_now, reasons_over
-from skymagic.run.report import RankRun, Report, failed_ranks
 from skymagic.run.stall import LAST_SAMPLES, Stall, apart_words, deserted_words
+from skymagic.run.state import RankRun, Report, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown

@@ -387,7 +387,7 @@ def test_a_key_that_waits_for_a_touch(hosts: Hosts) -> None:
     script = (
         'SSH_ASKPASS_PROMPT=none "$SSH_ASKPASS" "Confirm user presence for key x"; echo touched'
     )
-    said = openssh._ran("h1", ["/bin/sh", "-c", script], Cancellation(), ask, "")
+    said = openssh._run_client("h1", ["/bin/sh", "-c", script], Cancellation(), ask, "")
     assert (said, told) == (
         "touched\n",
         ["Confirm user presence for key x (then press Enter here) "],

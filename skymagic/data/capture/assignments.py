@@ -21,7 +21,7 @@ from skymagic.data.capture.class_attributes import ClassAttribute, class_attribu
 from skymagic.data.capture.executed import called_bodies, executed
 from skymagic.data.capture.loaded import remember_reloads
 from skymagic.data.capture.modules import in_packages, remember_relative_entries
-from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
+from skymagic.data.capture.names import CellNames, cell_names, is_interactive_name, is_output
 from skymagic.data.capture.registrations import registrations
 from skymagic.data.capture.settings import Setting, is_settings_object, settings
 
@@ -142,7 +142,7 @@ class Assignments:
     def _note(self, assigned: Iterable[str], typed: frozenset[str]) -> None:
         for name in assigned:
             # IPython's own names change with every cell.
-            if not is_output(name) and not interactive(name, self.namespace[name]):
+            if not is_output(name) and not is_interactive_name(name, self.namespace[name]):
                 self.now += 1
                 self._last[name] = self.now
                 if name in typed:
@@ -193,12 +193,12 @@ def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterat
                 continue  # handled by `settings`
             is_direct_assignment = isinstance(target, ast.Attribute) and depth + 1 == len(path)
             # After the run, the module shows whether a constant was really assigned.
-            if has_run and is_direct_assignment and _was_skipped(node, module, path[depth]):
+            if has_run and is_direct_assignment and _is_skipped(node, module, path[depth]):
                 continue
             yield f"{module.__name__}.{path[depth]}", module.__name__
 
 
-def _was_skipped(
+def _is_skipped(
     node: ast.Assign | ast.AugAssign | ast.AnnAssign, module: types.ModuleType, name: str
 ) -> bool:
     """Return True if a module's attribute shows that an assignment to it did not run.
@@ -238,7 +238,7 @@ def watch(namespace: dict[str, Any]) -> Assignments:
     return _watched.setdefault(id(namespace), Assignments(namespace))
 
 
-def of(namespace: dict[str, Any]) -> Assignments:
+def assignments_of(namespace: dict[str, Any]) -> Assignments:
     """Return the assignments to these names; none are counted if no cells are reported."""
     assignments = _watched.get(id(namespace))
     if assignments is None or assignments.namespace is not namespace:

@@ -74,7 +74,7 @@ def _changed(folder: str) -> int:
         return 0
 
 
-def here() -> Environment:
+def current_environment() -> Environment:
     """Return this environment with the distribution of each name; cached until it changes."""
     return _read(stamp())
 

@@ -20,7 +20,7 @@ from typing import Any
 from skymagic.data.capture import modules
 from skymagic.data.capture.code import code_names
 from skymagic.data.capture.modules import ModuleSource
-from skymagic.data.capture.names import interactive
+from skymagic.data.capture.names import is_interactive_name
 
 
 def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[str]:
@@ -30,7 +30,7 @@ def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[
     """
     names: set[str] = set()
     for name, value in list(namespace.items()):
-        if not name.startswith("_") and not interactive(name, value):
+        if not name.startswith("_") and not is_interactive_name(name, value):
             names.update(_modules(value, namespace))
     local = modules.search(names, folder)
     # The user's own modules travel as source and need no installation.
@@ -82,7 +82,7 @@ class ImportedTexts:
                     _EARLIER if _compiled_earlier(source.origin) else source.hash,
                 )
             if loaded[1] != source.hash and (
-                _was_reloaded(source) or runs(sys.modules[source.name], source.source)
+                _was_reloaded(source) or holds_source(sys.modules[source.name], source.source)
             ):
                 # Executed again without an import, patched by %autoreload, or only touched.
                 loaded = self._seen[source.name] = (spec, source.hash)
@@ -137,7 +137,7 @@ def _was_reloaded(source: ModuleSource) -> bool:
         return False
 
 
-def runs(module: Any, text: str) -> bool:
+def holds_source(module: Any, text: str) -> bool:
     """Return True if a module holds what this text defines: its functions' code and its constants.
 
     Return False if that cannot be determined.
@@ -194,15 +194,15 @@ __future__` imports.
 """
 
 
-def _same_code(one: object, other: object) -> bool:
+def _same_code(value: object, other: object) -> bool:
     """Return True if two code objects do the same, regardless of their position in a file."""
-    if not isinstance(one, types.CodeType) or not isinstance(other, types.CodeType):
-        return type(one) is type(other) and one == other
+    if not isinstance(value, types.CodeType) or not isinstance(other, types.CodeType):
+        return type(value) is type(other) and value == other
     return (
-        all(getattr(one, name) == getattr(other, name) for name in _CODE_ATTRIBUTES)
-        and one.co_flags & _LANGUAGE_FLAGS == other.co_flags & _LANGUAGE_FLAGS
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(_same_code, one.co_consts, other.co_consts))
+        all(getattr(value, name) == getattr(other, name) for name in _CODE_ATTRIBUTES)
+        and value.co_flags & _LANGUAGE_FLAGS == other.co_flags & _LANGUAGE_FLAGS
+        and len(value.co_consts) == len(other.co_consts)
+        and all(map(_same_code, value.co_consts, other.co_consts))
     )
 
 

@@ -212,16 +212,17 @@ def is_own(path: str, top: str, folder: str) -> bool:
             entries.
         folder: the notebook's folder.
     """
-    if inside(path, folder):
+    if is_inside(path, folder):
         return True
     # Relative entries may have been resolved from another working directory.
     path_entries = (*sys.path, *_resolved_entries)
-    entries = added(path_entries, os.environ.get("PYTHONPATH", ""), os.getcwd())
+    entries = added_path_entries(path_entries, os.environ.get("PYTHONPATH", ""), os.getcwd())
     if not entries:  # the common case; resolving links in every path would be slow
         return False
     real = os.path.realpath(path)
     return any(
-        _first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries
+        _first_part(real, entry) in (top, f"{top}.py") and is_inside(path, entry)
+        for entry in entries
     )
 
 
@@ -243,7 +244,7 @@ def remember_relative_entries() -> None:
 
 
 @lru_cache(maxsize=4)
-def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
+def added_path_entries(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
     """Return entries of `sys.path` that were added after Python's start.
 
     Entries from Python itself, `PYTHONPATH`, or an installation (`.pth`) are left out.
@@ -258,22 +259,22 @@ def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
     ]
 
 
-def inside(path: str, folder: str) -> bool:
+def is_inside(path: str, folder: str) -> bool:
     """Return True if a file belongs to a folder, and not to an environment inside the folder."""
     real = os.path.realpath(path)
     root = os.path.realpath(folder)
-    if not _under(real, root):
+    if not _is_under(real, root):
         return False
-    return not any(_under(real, directory) for directory in _installed(root)) and not in_packages(
-        real[len(root) :]
-    )
+    return not any(
+        _is_under(real, directory) for directory in _installed(root)
+    ) and not in_packages(real[len(root) :])
 
 
 def _first_part(path: str, root: str) -> str:
-    return os.path.relpath(path, root).partition(os.sep)[0] if _under(path, root) else ""
+    return os.path.relpath(path, root).partition(os.sep)[0] if _is_under(path, root) else ""
 
 
-def _under(path: str, root: str) -> bool:
+def _is_under(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 
@@ -289,7 +290,9 @@ def _installed(root: str) -> tuple[str, ...]:
     # A prefix such as /usr may contain the notebook's folder: exclude it only if it is inside the
     # folder.
     paths += [
-        prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)
+        prefix
+        for prefix in (sys.prefix, sys.base_prefix)
+        if _is_under(os.path.realpath(prefix), root)
     ]
     return tuple(
         os.path.realpath(path) for path in paths if path and os.path.realpath(path) != root

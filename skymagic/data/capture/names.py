@@ -115,7 +115,7 @@ def reach(
     loads: Iterable[str],
     namespace: Mapping[str, object],
     uses: Callable[[str, object], Mapping[str, str]],
-    others: Mapping[str, str] = types.MappingProxyType({}),
+    aliases: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the names of the namespace that a cell needs, each with the reason.
 
@@ -128,12 +128,12 @@ def reach(
         The reason by name, `"the cell"` or `"used by Net.forward"`, in the order of discovery.
     """
     why: dict[str, str] = {}
-    pending: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
+    pending: dict[str, str] = {**aliases, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
     # The last names were inserted first, so that `popitem` returns the cell's own names in order.
     while pending:
         name, reason = pending.popitem()
         value = namespace.get(name, _NOTHING)
-        if value is _NOTHING or name in why or interactive(name, value):
+        if value is _NOTHING or name in why or is_interactive_name(name, value):
             continue
         why[name] = reason
         if used_names := uses(name, value):
@@ -168,7 +168,7 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 _GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
 
-def interactive(name: str, value: object) -> bool:
+def is_interactive_name(name: str, value: object) -> bool:
     """Return True if a name belongs to IPython, or to Python itself in each module.
 
     For example IPython's inputs, `exit`, `get_ipython`, or an `open` that was not rebound.
@@ -187,7 +187,7 @@ def interactive(name: str, value: object) -> bool:
     return str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
 
 
-def last_shown(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
+def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
     """Return those of `_`, `__` and `___` among the names that hold an output of IPython.
 
     A value assigned by a cell does not count.

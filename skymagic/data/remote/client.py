@@ -46,14 +46,14 @@ class IncomingFile:
         """True if nothing more will arrive."""
         return self.complete or self.problem is not None
 
-    def begin(self, rest: int) -> None:
+    def begin(self, remaining: int) -> None:
         """Handle the server's reply with the number of bytes to come."""
-        if rest < 0:
+        if remaining < 0:
             self.problem = FileNotFoundError("the file no longer exists on the node")
         elif self.memory is None:
             try:
                 # Anonymous pages: nothing is copied or zeroed in advance, and arrays are aligned.
-                self.memory = memoryview(mmap.mmap(-1, rest) if rest else bytearray())
+                self.memory = memoryview(mmap.mmap(-1, remaining) if remaining else bytearray())
             except (OSError, ValueError, MemoryError) as problem:
                 self.problem = problem
 

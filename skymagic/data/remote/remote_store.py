@@ -73,20 +73,20 @@ def cut_into_pieces(data: Buffer) -> list[memoryview]:
 
 
 def recipe(
-    lengths: Iterable[int], places: Iterable[tuple[str, int] | None], rest: str
+    lengths: Iterable[int], sources: Iterable[tuple[str, int] | None], digest: str
 ) -> list[Slice]:
     """Return the slices of other files that make up a file, as few as possible.
 
     Args:
         lengths: length of each piece.
-        places: name and offset of each piece, or None for one that is in the file `rest`, where
+        places: name and offset of each piece, or None for one that is in the file `digest`, where
             these pieces follow one another.
         rest: name of the file with the remaining pieces.
     """
     slices: list[Slice] = []
     rest_offset = 0
-    for nbytes, location in zip(lengths, places, strict=True):
-        name, offset = location or (rest, rest_offset)
+    for nbytes, location in zip(lengths, sources, strict=True):
+        name, offset = location or (digest, rest_offset)
         rest_offset += 0 if location else nbytes
         slices.append((name, offset, nbytes))
     joined = slices[:1]
@@ -269,7 +269,7 @@ class RemoteStore(Store):
         digests, cut = piece_digests(pieces[0]), cut_into_pieces(pieces[0])
         locations = self._pieces.find(digests)
         bases = {location[0] for location in locations if location}
-        if not bases or file.placement.here or file.placement.sources:
+        if not bases or file.placement.held or file.placement.sources:
             return digests
         before = self.keys()
         lacking = [
@@ -351,7 +351,7 @@ class RemoteStore(Store):
             lost = [
                 key
                 for key, file in self._files.items()
-                if file.pieces is None and not file.placement.here
+                if file.pieces is None and not file.placement.held
             ]
         self.drop(lost)
 

@@ -24,7 +24,7 @@ LOCAL = -2
 class Placement:
     """Nodes that have one value, and nodes that are receiving it."""
 
-    here: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
     """Nodes that have it."""
     sources: dict[int, int] = field(default_factory=dict)
     """By receiving node: the node that it copies from."""
@@ -34,7 +34,7 @@ class Placement:
     def arrived(self, node: int) -> None:
         """Record that a node has the whole value."""
         self.sources.pop(node, None)
-        self.here.add(node)
+        self.held.add(node)
 
     def stopped(self, node: int) -> None:
         """Record that a node's source failed."""
@@ -47,7 +47,7 @@ class Placement:
 
         Nodes that copy from it need another source; this does not count as a failed attempt.
         """
-        self.here.discard(node)
+        self.held.discard(node)
         for receiver in [
             node,
             *(other for other, source in self.sources.items() if source == node),
@@ -78,29 +78,29 @@ def assign_sources(placement: Placement, nodes: Sequence[int]) -> list[tuple[int
     Args:
         nodes: reachable nodes, in the order of the chain.
     """
-    plan = Placement(set(placement.here), dict(placement.sources), placement.failed)
+    plan = Placement(set(placement.held), dict(placement.sources), placement.failed)
     assignments: list[tuple[int, int]] = []
     for node in nodes:
-        if node not in plan.here and node not in plan.sources:
+        if node not in plan.held and node not in plan.sources:
             source = _source(plan, node, [other for other in nodes if other != node])
             plan.sources[node] = source
             assignments.append((node, source))
     return sorted(assignments, key=lambda each: each[1] == NOTEBOOK)
 
 
-def _source(plan: Placement, node: int, others: list[int]) -> int:
+def _source(plan: Placement, node: int, candidates: list[int]) -> int:
     failed = plan.failed.get(node, [])
     able = [
         other
-        for other in others
+        for other in candidates
         if failed.count(other) < 2
         # Not a node that copies from this one, even indirectly: they would wait for each other.
-        and (other in plan.here or (other in plan.sources and node not in plan.upstream(other)))
+        and (other in plan.held or (other in plan.sources and node not in plan.upstream(other)))
     ]
     if not able:
         return NOTEBOOK
     if failed:
-        return min(able, key=lambda other: (failed.count(other), other not in plan.here, other))
+        return min(able, key=lambda other: (failed.count(other), other not in plan.held, other))
     return max((other for other in able if other < node), default=able[0])
 
 
@@ -193,14 +193,14 @@ class Replication:
                 file for file in self._files.values() if file.pieces is not None or file.replicated
             ]
             for file in put:
-                if not nodes - file.placement.here:
+                if not nodes - file.placement.held:
                     file.replicated, file.pieces = True, None
             # A node reports its stored files when it is connected to; do not connect just for that.
             verified = nodes - self._unverified
             return [
                 file
                 for file in put
-                if (verified if file.pieces is None else nodes) - file.placement.here
+                if (verified if file.pieces is None else nodes) - file.placement.held
             ]
 
     def settle(self) -> None:

@@ -156,7 +156,7 @@ class Bundle:
     """Number of the ranks' table for the bundle's objects, or None if none is needed."""
     links: list[tuple[Ref, int | None]] = field(default_factory=list)
     """Locations of the objects that the bundle refers to, and their numbers in the spare."""
-    spare: Pickled | None = None
+    fallback: Pickled | None = None
     """The same values without references, for a rank that has just dropped one of the objects."""
     locations: list[Location] = field(default_factory=list)
     """Locations of the parts, set when they are written."""
@@ -164,7 +164,7 @@ class Bundle:
     def plain(self) -> dict[str, Any]:
         """Return the bundle as values that JSON can represent."""
         own = len(self.pickled.pieces) + len(self.pickled.buffers)
-        spare = self.spare and part_fields(self.locations[own:], len(self.spare.pieces))
+        spare = self.fallback and part_fields(self.locations[own:], len(self.fallback.pieces))
         return {
             "names": self.names,
             "ranks": self.ranks,

@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.data.capture.code import is_type
 from skymagic.data.capture.modules import ModuleSource
-from skymagic.data.capture.names import CellNames, interactive, is_output, reach
+from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, reach
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
 from skymagic.data.shipping.links import SentLinks
@@ -36,7 +36,7 @@ class ShippingRequest:
     """Names to bring back: those that the cell does not use are taken as the ranks have them."""
     no_push: bool = False
     """True if only `push` and `temporary` travel."""
-    kept: frozenset[str] = frozenset()
+    preserved: frozenset[str] = frozenset()
     """Names that stay in the notebook."""
     fresh: bool = False
     dry_run: bool = False
@@ -51,7 +51,7 @@ class ShippingRequest:
             *(() if self.no_push else self.names.loads),
             *self.push,
             *self.temporary,
-        } - self.kept
+        } - self.preserved
 
     @property
     def hints(self) -> set[str]:
@@ -59,7 +59,7 @@ class ShippingRequest:
         if self.no_push:
             return set()
         types = {name for name in self.names.hints if is_type(self.space.get(name))}
-        return types.union(self.names.probes) - self.kept
+        return types.union(self.names.probes) - self.preserved
 
 
 @dataclass(eq=False)
@@ -154,7 +154,9 @@ class Collector:
                     **{hint: f"an annotation of {owner}" for hint, owner in annotated.items()},
                     **used_names,
                 }
-            return {used: user for used, user in used_names.items() if used not in request.kept}
+            return {
+                used: user for used, user in used_names.items() if used not in request.preserved
+            }
 
         why = reach(request.wanted | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
@@ -164,7 +166,9 @@ class Collector:
             if name in needed
         ]
         if missing := [name for name in request.push if name not in self.namespace]:
-            of_user = [one for one, value in self.namespace.items() if not interactive(one, value)]
+            of_user = [
+                one for one, value in self.namespace.items() if not is_interactive_name(one, value)
+            ]
             refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
@@ -180,7 +184,7 @@ class Collector:
         try:
             names = CellNames(loads=frozenset(related))
             additional = self.collect(
-                ShippingRequest(names, request.ranks, self.namespace, kept=request.kept)
+                ShippingRequest(names, request.ranks, self.namespace, preserved=request.preserved)
             )
         except CaptureError:  # ignored, because the cell does not use them
             return False
@@ -201,7 +205,7 @@ class Collector:
         moved = [
             value
             for value in needs.moved
-            if not value.fixed and value.name not in request.temporary | request.kept
+            if not value.fixed and value.name not in request.temporary | request.preserved
         ]
         if not moved:
             return {}
@@ -210,7 +214,7 @@ class Collector:
         held = (
             set().union(*(self.bindings.fingerprints(rank) for rank in ranks))
             - needs.values.keys()
-            - request.kept
+            - request.preserved
         )
         # Outputs that the ranks displayed themselves are their own: their `_5` is unrelated to the
         # notebook's.

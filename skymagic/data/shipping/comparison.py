@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
-from skymagic.data.capture.names import interactive, is_output
+from skymagic.data.capture.names import is_interactive_name, is_output
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -286,7 +286,7 @@ class Comparison:
                 sent = frozenset().union(*(fingerprints.keys() & names for fingerprints in held))
                 names = {name for name in sent if not self._settled(held, name)}
             reasons.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
-        return {name: reason for name, reason in reasons.items() if name not in request.kept}
+        return {name: reason for name, reason in reasons.items() if name not in request.preserved}
 
     def _bound_by_cell(self, request: ShippingRequest) -> dict[str, str]:
         """Return constants that ranks hold and that a cell may bind without reading them.
@@ -295,7 +295,7 @@ class Comparison:
         an object that the name already has, such as `d = 1` over 1, on a path that need not be
         taken. With the notebook's latest value on the rank this makes no difference.
         """
-        names = request.names.stores - request.wanted - request.kept - self._pulled.keys()
+        names = request.names.stores - request.wanted - request.preserved - self._pulled.keys()
         held = frozenset().union(*(self._bindings.names(rank) for rank in request.ranks))
         return {
             name: "assigned in the cell"
@@ -365,7 +365,7 @@ class Comparison:
         """Return fingerprints of the notebook's values for names that ranks bind themselves."""
         fingerprints = {}
         for name in names:
-            if name not in self._namespace or interactive(name, self._namespace[name]):
+            if name not in self._namespace or is_interactive_name(name, self._namespace[name]):
                 continue
             value = self._namespace[name]
             if is_output(name):  # may be large, and changes with every cell
@@ -458,13 +458,13 @@ class Comparison:
         mark = self._marked(name, last.fingerprint)
         return all(fingerprints.get(name, mark) == mark for fingerprints in held)
 
-    def _differs(self, known: str | None, mark: str | None) -> bool:
+    def _differs(self, previous: str | None, mark: str | None) -> bool:
         """Return True if a value on the ranks differs although no cell has assigned it since."""
         return (
-            known is not None
+            previous is not None
             and mark is not None
-            and known != mark
-            and known.partition("@")[2] == mark.partition("@")[2]
+            and previous != mark
+            and previous.partition("@")[2] == mark.partition("@")[2]
         )
 
     def _is_pulled(self, name: str, value: object) -> bool:

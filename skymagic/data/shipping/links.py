@@ -38,16 +38,16 @@ class SentValue:
     stream: str | Buffer
     """Stream of the pickle that defines the numbers of the objects."""
     table: int
-    places: Mapping[int, _Place] | None = None
+    spans: Mapping[int, _Place] | None = None
     """Locations by number; None if each number is that in the table."""
     root: int = ROOT
-    """Number of the value itself in the table, used if `places` is None."""
+    """Number of the value itself in the table, used if `spans` is None."""
 
     def place(self, number: int) -> _Place | None:
         """Return where the ranks have the object with this number, or None."""
-        if self.places is None:
+        if self.spans is None:
             return _Place((self.table, self.root if number == ROOT else number))
-        return self.places.get(number)
+        return self.spans.get(number)
 
 
 class _Seen(NamedTuple):
@@ -176,28 +176,28 @@ class SentLinks:
                 users[name] = user
         return users
 
-    def share(self, one: Variable, other: Variable) -> bool:
+    def share(self, variable: Variable, other: Variable) -> bool:
         """Return True if two values refer to a common object or to common memory.
 
         A value that contains the other one counts too, even if it does so only because a class
         lists its instances.
         """
-        inside = id(one.value) in other.numbers or id(other.value) in one.numbers
+        inside = id(variable.value) in other.numbers or id(other.value) in variable.numbers
         return (
             inside
-            or bool(self.common(one, other))
-            or _overlap(one.pickled.spans, other.pickled.spans)
+            or bool(self.common(variable, other))
+            or _overlap(variable.pickled.spans, other.pickled.spans)
         )
 
-    def common(self, one: Variable, other: Variable) -> set[int]:
+    def common(self, variable: Variable, other: Variable) -> set[int]:
         """Return the identities of the objects that two values have in common.
 
         Objects in the classes of their instances do not count.
         """
-        common = one.numbers.keys() & other.numbers.keys()
+        common = variable.numbers.keys() & other.numbers.keys()
         if common:
             # Instances of one class share its members, which says nothing about the instances.
-            classes = {*pickling.classes(one.pickled)} & {*pickling.classes(other.pickled)}
+            classes = {*pickling.classes(variable.pickled)} & {*pickling.classes(other.pickled)}
             if classes:
                 common -= pickling.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
         return common
@@ -285,11 +285,11 @@ def _places(
 
 
 def _tables(sent: SentValue) -> set[int]:
-    return {sent.table, *(place.ref[0] for place in (sent.places or {}).values())}
+    return {sent.table, *(place.ref[0] for place in (sent.spans or {}).values())}
 
 
-def _overlap(one: Sequence[Span], other: Sequence[Span]) -> bool:
-    if not one or not other:
+def _overlap(span_list: Sequence[Span], other: Sequence[Span]) -> bool:
+    if not span_list or not other:
         return False
-    both = [Pickled((), (), spans=tuple(spans)) for spans in (one, other)]
+    both = [Pickled((), (), spans=tuple(spans)) for spans in (span_list, other)]
     return len(groups(both, [frozenset(), frozenset()])) == 1

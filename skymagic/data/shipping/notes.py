@@ -36,9 +36,9 @@ class Notes:
         self._said: defaultdict[str, set[Any]] = defaultdict(set)
         """By kind of sentence: the subjects that it was already shown for."""
 
-    def _new(self, kind: str, found: Iterable[T]) -> list[T]:
+    def _new(self, kind: str, items: Iterable[T]) -> list[T]:
         """Return the subjects that this sentence was not shown for yet, sorted, and record them."""
-        new = sorted(set(found) - self._said[kind])  # type: ignore[type-var]
+        new = sorted(set(items) - self._said[kind])  # type: ignore[type-var]
         self._said[kind].update(new)
         return new
 
@@ -80,7 +80,7 @@ class Notes:
 
     def settings(
         self,
-        made: Iterable[Setting],
+        settings: Iterable[Setting],
         packages: Collection[str],
         repeated: Iterable[Setting],
         note: Note,
@@ -94,7 +94,7 @@ class Notes:
         shown_topics.update(setting.topic for setting in repeated)
         new = {
             setting
-            for setting in made
+            for setting in settings
             if setting.topic not in shown_topics and setting.concerns(packages)
         }
         shown_topics.update(setting.topic for setting in new)
@@ -162,9 +162,9 @@ class Notes:
                 f"the ranks keep their own; --push {name} sends the notebook's"
             )
 
-    def apart(self, found: Iterable[SplitReference], note: Note) -> None:
+    def split_references(self, references: Iterable[SplitReference], note: Note) -> None:
         """Report values that refer to another name's value that the ranks do not have."""
-        for reference in self._new("apart", found):
+        for reference in self._new("apart", references):
             note(
                 f"{reference.name} refers to the notebook's {reference.other}, "
                 f"and the ranks have their own {reference.other}: "
@@ -189,7 +189,7 @@ class Notes:
                 continue
             if (nbytes := sum(index.store.unsent(part.data) for part in parts.values())) > large:
                 self._said["heavy"].add(value)
-                warn(heavy(", ".join(bundle.names), nbytes))
+                warn(large_value_warning(", ".join(bundle.names), nbytes))
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget messages about names that were created again, or deleted."""
@@ -285,7 +285,7 @@ def _own_code(problem: BaseException) -> str:
     return "" if module.partition(".")[0] in _PICKLERS else frames[-1].f_code.co_name
 
 
-def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
+def explain_full_store(problem: OSError, sizes: list[tuple[str, int]]) -> str:
     """Return the message for a full store: the largest variables, and what to do."""
     largest = sorted(sizes, key=lambda each: -each[1])[:3]
     listed = ", ".join(f"{name} ({nbytes / 1e6:,.0f} MB)" for name, nbytes in largest)
@@ -296,7 +296,7 @@ def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
     )
 
 
-def heavy(name: str, nbytes: int) -> str:
+def large_value_warning(name: str, nbytes: int) -> str:
     """Return the warning for a variable of many bytes that must travel to other machines."""
     return (
         f"{name}: {nbytes / 1e6:,.0f} MB must travel over this connection; "

@@ -183,7 +183,7 @@ class Packer:
                 imports=submodules((variable.value for variable in group), self._attributes),
                 table=next((value.table for value in sent.values()), None),
                 links=_numbered(links, spare) if links is not None else [],
-                spare=spare,
+                fallback=spare,
             )
         )
 
@@ -197,10 +197,10 @@ class Packer:
         return pickled if sum(map(len, pickled.pieces)) <= LISTED else None
 
 
-def _numbered(links: PickleLinks, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
+def _numbered(links: PickleLinks, fallback: Pickled | None) -> list[tuple[Ref, int | None]]:
     """Return the locations of the objects a pickle refers to, and their numbers in the spare."""
-    numbers = pickling.numbers(spare) if spare is not None else {}
-    for handle, region in (pickling.storages(spare) if spare is not None else {}).items():
+    numbers = pickling.numbers(fallback) if fallback is not None else {}
+    for handle, region in (pickling.storages(fallback) if fallback is not None else {}).items():
         linked = links.memory.storages.get(handle)
         if linked is not None and (linked.start, linked.stop) == (region.start, region.stop):
             numbers[id(linked.stands)] = numbers[id(region.stands)]
@@ -237,7 +237,7 @@ def orders_for_lent(
     Args:
         sources: modules that the ranks have, or receive.
         store: store of the node, or of several nodes.
-        lent: result of `kernels.rank.lending.lend`.
+        lent: result of `kernels.rank.variable_export.pack_for_ranks`.
         same_node: True if the ranks are on the lender's node.
     """
     modules = sources.find(lent["modules"], ranks)

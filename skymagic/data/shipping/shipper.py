@@ -19,7 +19,7 @@ from skymagic.data.capture.names import (
     cell_names,
     cell_numbers,
     cell_sources,
-    last_shown,
+    displayed_outputs,
     with_scripts,
 )
 from skymagic.data.capture.registrations import registrations
@@ -29,7 +29,7 @@ from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.comparison import Comparison
 from skymagic.data.shipping.links import SentLinks
-from skymagic.data.shipping.notes import Notes, no_room
+from skymagic.data.shipping.notes import Notes, explain_full_store
 from skymagic.data.shipping.packing import Packed, Packer
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex, read_parts
@@ -143,7 +143,7 @@ class Shipper(Unpacking):
         self.large = large
         self.index = ContentIndex(store)
         self.bindings = Bindings()
-        self.assigned = assigned or assignments.of(namespace)
+        self.assigned = assigned or assignments.assignments_of(namespace)
         self.sources = Sources(folder, self.bindings, remote=store.remote)
         self.links = SentLinks(namespace)
         self.notes = Notes()
@@ -209,7 +209,7 @@ class Shipper(Unpacking):
                 push=push,
                 gather=gather,
                 no_push=no_push is True,
-                kept=frozenset() if isinstance(no_push, bool) else frozenset(no_push),
+                preserved=frozenset() if isinstance(no_push, bool) else frozenset(no_push),
                 fresh=fresh,
                 dry_run=dry_run,
                 progress=progress,
@@ -234,7 +234,7 @@ class Shipper(Unpacking):
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
-                self.notes.apart(packed.apart, note)
+                self.notes.split_references(packed.apart, note)
                 self.notes.maps(needs.values, needs.lacking, note)
             return self._load(request, needs, packed)
 
@@ -391,7 +391,7 @@ class Shipper(Unpacking):
                 "sources": texts,
                 "cells": cell_numbers(texts),
                 "temporary": sorted(request.temporary),
-                "shown": last_shown([value.name for value in needs.moved], self.namespace),
+                "shown": displayed_outputs([value.name for value in needs.moved], self.namespace),
                 "unbound": sorted(unbound),
                 "fresh": request.fresh,
                 "environ": environ,
@@ -403,7 +403,7 @@ class Shipper(Unpacking):
             self.index.sweep()
             if isinstance(problem, OSError):
                 raise CaptureError(
-                    no_room(problem, [(item.name, item.nbytes) for item in items])
+                    explain_full_store(problem, [(item.name, item.nbytes) for item in items])
                 ) from problem
             raise
         # The ranks have not seen these values: an equal value assigned later is new to them.

@@ -280,12 +280,12 @@ def _view(
 
 
 def _part(
-    whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    base: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> Any:
     """Return a view of an array that this side already had."""
     import numpy
 
-    return _view(whole.reshape(-1, order="A").view(numpy.uint8), dtype, shape, strides, offset)
+    return _view(base.reshape(-1, order="A").view(numpy.uint8), dtype, shape, strides, offset)
 
 
 def reach(array: Any) -> tuple[int, int] | None:

@@ -193,7 +193,7 @@ def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]
 
 
 def composite_member(
-    cls: type[enum.Enum], known: bool, base: Any, args: tuple[Any, ...], state: dict[str, Any]
+    cls: type[enum.Enum], members: bool, base: Any, args: tuple[Any, ...], state: dict[str, Any]
 ) -> enum.Enum:
     """Return the unnamed member with this value, creating it if necessary.
 
@@ -201,11 +201,11 @@ def composite_member(
         known: True if its class can look it up by value.
     """
     value = state["_value_"]
-    member = cls._value2member_map_.get(value) if known else None
+    member = cls._value2member_map_.get(value) if members else None
     if member is None:
         member = base.__new__(cls, *args)
         _fill_member(member, state)
-        if known:
+        if members:
             cls._value2member_map_[value] = member
     return member
 

@@ -25,7 +25,7 @@ class Span(NamedTuple):
     stop: int
     owner: int
     """Identity of the array, or handle of the storage."""
-    whole: tuple[int, int] | None = None
+    base: tuple[int, int] | None = None
     """Full range of the torch storage, or None for an array."""
 
 
@@ -82,7 +82,7 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         # Join all spans of one owner.
         merged = owners.get(span.owner, span)
         owners[span.owner] = Span(
-            min(merged.start, span.start), max(merged.stop, span.stop), span.owner, span.whole
+            min(merged.start, span.start), max(merged.stop, span.stop), span.owner, span.base
         )
     blocks = []
     for cluster in clusters(list(owners.values())):
@@ -101,7 +101,7 @@ def _separate(spans: Sequence[Span]) -> bool:
         return False
     # Cutting a small storage would not pay off.
     large = (
-        span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL
+        span for span in spans if span.base is not None and span.base[1] - span.base[0] > SMALL
     )
     return not any(_wasteful(span, span.stop - span.start // _ALIGN * _ALIGN) for span in large)
 
@@ -125,9 +125,9 @@ def clusters(spans: list[Span]) -> list[list[Span]]:
 
 
 def _wasteful(span: Span, used: int) -> bool:
-    if span.whole is None:
+    if span.base is None:
         return False
-    total = span.whole[1] - span.whole[0]
+    total = span.base[1] - span.base[0]
     return total - used > SMALL and used < total * _WASTE
 
 

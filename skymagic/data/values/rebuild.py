@@ -58,9 +58,9 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
-def attribute(where: str, path: str) -> Any:
+def attribute(dotted_path: str, path: str) -> Any:
     """Import a module and resolve a dotted attribute path in it."""
-    value: Any = module(where)
+    value: Any = module(dotted_path)
     for name in path.split("."):
         value = getattr(value, name)
     return value
@@ -177,11 +177,11 @@ yet.
 
 
 def function(
-    code: types.CodeType, where: str | None, name: str, closure: Any
+    code: types.CodeType, module_path: str | None, name: str, closure: Any
 ) -> types.FunctionType:
     """Create a function without its state, with the globals of a module or of the notebook."""
-    space = namespace() if where is None else vars(module(where))
-    if where is None:
+    space = namespace() if module_path is None else vars(module(module_path))
+    if module_path is None:
         here.function_made(code)
     return types.FunctionType(code, space, name, None, closure)
 
@@ -224,12 +224,12 @@ def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str,
     return sources
 
 
-def _import(space: dict[str, Any], found: dict[str, tuple[str, str]]) -> None:
+def _import(space: dict[str, Any], imports: dict[str, tuple[str, str]]) -> None:
     """Import names that this side does not have.
 
     A package that is missing here raises only when the function is called.
     """
-    for name, (where, what) in found.items():
+    for name, (where, what) in imports.items():
         if name not in space:
             with suppress(Exception):
                 space[name] = attribute(where, what) if what else module(where)
@@ -469,10 +469,10 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
 
 
 def part(
-    whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool
+    base: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool
 ) -> memoryview:
     """Return a view of a part of a bytearray or `array.array`."""
-    piece = view(memoryview(whole).cast("B")[offset : offset + nbytes], format, shape)
+    piece = view(memoryview(base).cast("B")[offset : offset + nbytes], format, shape)
     return piece.toreadonly() if readonly else piece
 
 

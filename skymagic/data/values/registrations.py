@@ -32,9 +32,9 @@ def find(cls: type) -> list[Registration]:
     return [registration for reader in _READERS for registration in reader(cls)]
 
 
-def repeat(cls: type, found: list[Registration]) -> None:
+def repeat(cls: type, registrations: list[Registration]) -> None:
     """Register a received class; registrations that this process made itself are kept."""
-    for name, register, arguments in found:
+    for name, register, arguments in registrations:
         try:
             register(cls, *arguments)
         except Exception as problem:

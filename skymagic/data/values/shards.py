@@ -200,21 +200,21 @@ def _searched(value: object, search: Callable[[object, Search], object]) -> Sear
     return shards if shards.tensors or shards.wrappers else None
 
 
-def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
+def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     """Compare the shards with those of the other ranks; the result is the same on all ranks.
 
     Returns:
         Names whose shards match on all ranks that hold them, and the reason by name for the others.
     """
     ranks, rank = info.participants(), info.instance_info().rank
-    published = {name: [search.signature(), search.holders()] for name, search in found.items()}
+    published = {name: [search.signature(), search.holders()] for name, search in searches.items()}
     key = f"shards/{info.run_number()}"
     rendezvous.put(f"{key}/{rank}", published)
     _posted.append(f"{key}/{rank}")
     # Old entries are deleted late, because other ranks may still read them.
     if len(_posted) > KEPT:
         rendezvous.delete(_posted.popleft())
-    if not found:
+    if not searches:
         # Without shards this rank need not know which values match. It had to publish its result
         # all the same, because the others may be waiting for it.
         return [], {}
@@ -223,17 +223,17 @@ def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
         name: _problem(name, shards_by_rank)
         for name in dict.fromkeys(name for names in shards_by_rank.values() for name in names)
     }
-    return [name for name in found if not problems[name]], {
+    return [name for name in searches if not problems[name]], {
         name: why for name, why in problems.items() if why
     }
 
 
-def _problem(name: str, found: Mapping[int, Mapping[str, Any]]) -> str:
+def _problem(name: str, outcomes: Mapping[int, Mapping[str, Any]]) -> str:
     """Return why the shards of a value cannot be gathered, or "" if they can."""
     for rank, (signature, holders) in (
-        (rank, shards[name]) for rank, shards in found.items() if name in shards
+        (rank, shards[name]) for rank, shards in outcomes.items() if name in shards
     ):
-        absent = [holder for holder in holders if holder not in found]
+        absent = [holder for holder in holders if holder not in outcomes]
         if absent:
             holder_ranks = ", ".join(map(str, holders))
             return (
@@ -244,7 +244,7 @@ def _problem(name: str, found: Mapping[int, Mapping[str, Any]]) -> str:
             (
                 holder
                 for holder in holders
-                if name not in found[holder] or found[holder][name][0] != signature
+                if name not in outcomes[holder] or outcomes[holder][name][0] != signature
             ),
             None,
         )
@@ -374,8 +374,8 @@ def _optimizer(optimizer: Any) -> Any:
     return NotImplemented
 
 
-def _refuse(words: str) -> Any:
-    raise PartlyElsewhere(words)
+def _refuse(reason: str) -> Any:
+    raise PartlyElsewhere(reason)
 
 
 def _blank(kind: Any) -> Any:

@@ -358,14 +358,14 @@ def _typed(storage: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def _tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
+def _tensor(storage: Any, dtype: Any, *options: Any) -> Any:
     import torch
 
-    return torch._utils._rebuild_tensor_v2(_typed(storage, dtype), *rest)
+    return torch._utils._rebuild_tensor_v2(_typed(storage, dtype), *options)
 
 
-def _untyped_tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
+def _untyped_tensor(storage: Any, dtype: Any, *options: Any) -> Any:
     import torch
 
     # torch requires a typed storage here too, but uses only its bytes.
-    return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *rest)
+    return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *options)

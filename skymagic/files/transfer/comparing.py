@@ -71,21 +71,21 @@ class FolderComparison:
         found.problems.extend(self._no_room(found, sizes, resumable))
         return found
 
-    def _look_for_pieces(self, found: CompareReply, stopped: Callable[[], bool]) -> int:
+    def _look_for_pieces(self, reply: CompareReply, stopped: Callable[[], bool]) -> int:
         """Record the pieces present of files.
 
         Return the bytes of files to send that lost connections left behind.
         """
         resumable = 0
-        large = [number for number in found.want if self.entries[number].size >= LARGE]
-        for numbers in (found.ask, large):
+        large = [number for number in reply.want if self.entries[number].size >= LARGE]
+        for numbers in (reply.ask, large):
             for number in numbers:
                 text = ""
                 with closing(PresentPieces(self._folders, self.entries[number].path)) as present:
                     resumable += present.left if numbers is large else 0
                     with contextlib.suppress(OSError):
                         text = present.digests(stopped)
-                found.there.append((number, text))
+                reply.present.append((number, text))
         return resumable
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
@@ -103,7 +103,7 @@ class FolderComparison:
                 return [f"{top.real} would be copied into itself, to {goal}"]
         return []
 
-    def _compare_entry(self, number: int, entry: Entry, found: CompareReply) -> int:
+    def _compare_entry(self, number: int, entry: Entry, reply: CompareReply) -> int:
         """Record the action for one entry; return the bytes present now."""
         path = self.path(entry)
         try:
@@ -111,34 +111,34 @@ class FolderComparison:
             state = os.lstat(name, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError):
             if entry.kind == FILE:
-                found.want.append(number)
+                reply.want.append(number)
             return 0
         is_folder = stat.S_ISDIR(state.st_mode)
         if entry.kind == FOLDER and stat.S_ISLNK(state.st_mode):
             raise LinkInTheWay(path)
         if entry.kind == FOLDER and not is_folder:
-            found.problems.append(f"{path} is a file here, but a folder would be copied there")
+            reply.problems.append(f"{path} is a file here, but a folder would be copied there")
         elif entry.kind != FOLDER and is_folder:
-            found.problems.append(
+            reply.problems.append(
                 f"{path} is a folder here, but a {entry.kind} would be copied there"
             )
         elif entry.kind == FILE:
             regular = stat.S_ISREG(state.st_mode)
             if not regular or state.st_size != entry.size:
-                found.want.append(number)
+                reply.want.append(number)
             elif state.st_mtime_ns != entry.mtime:
-                found.ask.append(number)
+                reply.ask.append(number)
             return state.st_size if regular else 0
         return 0
 
-    def _unwritable(self, found: CompareReply) -> list[str]:
+    def _unwritable(self, reply: CompareReply) -> list[str]:
         """Return messages for folders that are not writable but have to be written to."""
         missing = [
             entry
             for entry in self.entries
             if entry.kind != FILE and not os.path.lexists(self.path(entry))
         ]
-        touched = [*(self.entries[number] for number in (*found.want, *found.ask)), *missing]
+        touched = [*(self.entries[number] for number in (*reply.want, *reply.ask)), *missing]
         folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
         if not self.entries:
             folders.add(_nearest_existing(self.base))
@@ -148,18 +148,17 @@ class FolderComparison:
             if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK)
         ]
 
-    def _no_room(self, found: CompareReply, sizes: dict[int, int], left: int) -> list[str]:
+    def _no_room(self, reply: CompareReply, sizes: dict[int, int], free_bytes: int) -> list[str]:
         """Return a message if there is not enough room, else nothing.
 
-        A new file is kept next to the old one until it is whole; `left` bytes of new files are
-        already there.
+        A new file is kept next to the old one until it is whole.
         """
-        old = [sizes.get(number, 0) for number in found.want]
+        old = [sizes.get(number, 0) for number in reply.want]
         need = (
-            sum(self.entries[number].size for number in found.want)
+            sum(self.entries[number].size for number in reply.want)
             - sum(old)
             + max(old, default=0)
-            - left
+            - free_bytes
         )
         folder = _nearest_existing(self.base)
         free = shutil.disk_usage(folder).free

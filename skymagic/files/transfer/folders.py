@@ -200,26 +200,26 @@ class ListedFiles:
         self._root: Root | None = None
         self._folders = Folders("")
 
-    def open(self, place: FilePlace) -> int:
+    def open(self, entry: FilePlace) -> int:
         """Return a descriptor of a listed file.
 
         Raises:
             ReplacedError: it is no longer a regular file, its root is another folder, or a link is
                 in its path.
         """
-        if place.root != self._root:
+        if entry.root != self._root:
             self.close()
-            self._root, self._folders = place.root, Folders(*place.root)
+            self._root, self._folders = entry.root, Folders(*entry.root)
         try:
-            descriptor = self._folders.open(place.below, os.O_RDONLY)
+            descriptor = self._folders.open(entry.below, os.O_RDONLY)
         except OSError as problem:
             if problem.errno == errno.ELOOP:
-                raise ReplacedError(place.path) from None
+                raise ReplacedError(entry.path) from None
             raise
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        raise ReplacedError(place.path)
+        raise ReplacedError(entry.path)
 
     def close(self) -> None:
         """Close the open folders. Safe to call twice."""

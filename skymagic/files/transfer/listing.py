@@ -216,7 +216,7 @@ class Walk:
 
     def __init__(
         self,
-        found: Listing,
+        listing: Listing,
         stopped: Callable[[], bool] = lambda: False,
         skip: Skip = lambda path, folder: False,
         *,
@@ -224,7 +224,7 @@ class Walk:
         remedy: str = "--follow copies what it leads to",
     ) -> None:
         self._found, self._stopped, self._skip, self._follow, self._remedy = (
-            found,
+            listing,
             stopped,
             skip,
             follow,
@@ -313,15 +313,15 @@ class Walk:
             self._above.pop()
 
     def _one(
-        self, one: os.DirEntry[str], path: str, name: str, region: str, within: Within
+        self, entry: os.DirEntry[str], path: str, name: str, region: str, within: Within
     ) -> None:
-        is_link = one.is_symlink()
+        is_link = entry.is_symlink()
         try:
             if is_link and (target := self._inner_target(path, name, region)) is not None:
                 self._put(within.root.place(path), Entry(name, LINK, target=target))
                 return
             # Race: a file that was not a link when the names were read may be one now.
-            state = one.stat(follow_symlinks=is_link)
+            state = entry.stat(follow_symlinks=is_link)
             if identity(state) in self._above:
                 self._found.notes.append(
                     f"{path} is skipped: it is a link to a folder that it is in"

@@ -126,12 +126,12 @@ class PresentPieces:
             os.close(self._descriptors.pop())
 
 
-def _digests(places: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> str:
+def _digests(spans: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> str:
     """Return digests of the pieces at these offsets in open files."""
     import xxhash
 
     digests = []
-    for descriptor, offset in places:
+    for descriptor, offset in spans:
         if stopped():
             break
         digests.append(xxhash.xxh3_128_hexdigest(os.pread(descriptor, PIECE, offset)))
@@ -139,12 +139,12 @@ def _digests(places: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> 
 
 
 def listed_digests(
-    places: Iterable[FilePlace], stopped: Callable[[], bool] = lambda: False
+    entries: Iterable[FilePlace], stopped: Callable[[], bool] = lambda: False
 ) -> list[str]:
     """Return the digest of each listed file; "" for one that cannot be read."""
     digests = []
     with closing(ListedFiles()) as listed:
-        for file_place in places:
+        for file_place in entries:
             text = ""
             with (
                 contextlib.suppress(OSError),
@@ -158,11 +158,11 @@ def listed_digests(
     return digests
 
 
-def equal(mine: str, theirs: str) -> bool:
+def equal(local: str, remote: str) -> bool:
     """Return True if two files of one length are equal, by one's digest and the other's
     `PresentPieces`. Pure.
     """
-    return bool(mine) and theirs.startswith(mine)
+    return bool(local) and remote.startswith(local)
 
 
 def numbered(text: str) -> dict[bytes, int]:
@@ -195,8 +195,8 @@ OnBytes = Callable[[str, int], None]
 
 def encoded_files(
     files: Iterable[tuple[int, Entry, FilePlace]],
-    told: OnBytes = lambda name, count: None,
-    there: Mapping[int, str] = MappingProxyType({}),
+    on_bytes: OnBytes = lambda name, count: None,
+    remote_digests: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[bytes]:
     """Yield frames for files, each given as its number, its entry, and its local place.
 
@@ -218,7 +218,7 @@ def encoded_files(
                     remaining, started, indices = (
                         state.st_size,
                         False,
-                        numbered(there.get(number, "")),
+                        numbered(remote_digests.get(number, "")),
                     )
                     # the start is sent first, because the first piece may be referenced
                     if indices:
@@ -237,7 +237,7 @@ def encoded_files(
                         else:
                             yield encode(FileChunk(last, nbytes) if started else start, piece)
                         started = True
-                        told(entry.path, len(piece))
+                        on_bytes(entry.path, len(piece))
             except OSError as problem:
                 yield encode(FileFailed(number, error_text(file_place.path, problem)))
     yield encode(EndOfFiles())

@@ -34,7 +34,7 @@ from skymagic.kernels.agent.ending import (
 )
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.readers import NodeReaders, RankAudience, RankRequests
-from skymagic.kernels.agent.resources import HeldGpus, Measurements
+from skymagic.kernels.agent.resources import GpuClaims, Measurements
 from skymagic.kernels.fork import EventLoop, signal_pipe
 from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
@@ -95,7 +95,7 @@ class Agent:
             self._lifetime, spec.max_away or 0.0, self._requests.note, self._requests.signal
         )
         self._resources = Measurements()
-        self._gpus = HeldGpus(spec.job_id, spec.pool)
+        self._gpus = GpuClaims(spec.job_id, spec.pool)
         self._controller: Controller | None = None
         self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
@@ -238,7 +238,7 @@ class Agent:
             )
             return
         traceback.print_exception(problem)
-        log = logs.last(str(self._directory / "agent.log"), LAST_LINES)["text"]
+        log = logs.last_lines(str(self._directory / "agent.log"), LAST_LINES)["text"]
         with contextlib.suppress(OSError):
             write_all(self._errors, log.encode())
         self._send(
@@ -422,7 +422,7 @@ class Agent:
         It can show them when the logs are gone.
         """
         with contextlib.suppress(OSError):
-            for rank, text in logs.kept_tails(self._directory):
+            for rank, text in logs.log_tails(self._directory):
                 if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
                     return
                 write_all(self._link_out, wire.encode(wire.LastLines(rank, text)))

@@ -42,7 +42,7 @@ MAX_FRAME = MAX_LINE + (MAX_LINE >> 2)
 PORTS = 16  # more than it uses; the unused ones are never listened on
 
 
-def reserve(count: int) -> list[socket.socket]:
+def reserve_ports(count: int) -> list[socket.socket]:
     """Bind sockets to ports that no other process gets, but on which zmq can still listen here.
 
     ipyparallel asks for a free port, closes it, and listens later: it fails if another process gets
@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
     gc.disable()  # while it starts: collections would take a fifth of the time and find nothing
     app = _controller().instance()
     if sys.platform == "linux":  # on other systems such a port cannot be listened on
-        app.holders = reserve(PORTS)
+        app.holders = reserve_ports(PORTS)
         app.ports = [holder.getsockname()[1] for holder in app.holders]
     app.initialize([*FLAGS, *argv])
     # The hub writes its engines to this file during each registration, for a controller that is

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.network import interface_addresses
-from skymagic.wire.authentication import NONCE_BYTES, Door, exactly, proof, verify
+from skymagic.wire.authentication import NONCE_BYTES, Door, proof, read_exactly, verify
 from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
 
@@ -98,7 +98,7 @@ class Candidates:
 
     def _answer(self, peer: socket.socket) -> None:
         with peer:
-            nonce = exactly(peer, NONCE_BYTES, time.monotonic() + TIMEOUT)
+            nonce = read_exactly(peer, NONCE_BYTES, time.monotonic() + TIMEOUT)
             if len(nonce) == NONCE_BYTES:
                 peer.sendall(proof(self.secret, _purpose(*peer.getsockname()[:2]), nonce))
 
@@ -136,7 +136,7 @@ def probe(
 
     def run() -> None:
         with writer:
-            writer.sendall(json.dumps(answering(candidates, secret)).encode())
+            writer.sendall(json.dumps(answering_addresses(candidates, secret)).encode())
 
     def done() -> None:
         loop.unwatch(reader)
@@ -147,7 +147,7 @@ def probe(
     threading.Thread(target=run, name="skymagic-discovery", daemon=True).start()
 
 
-def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
+def answering_addresses(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
     """Return the candidates that prove to have the secret, with this machine's source addresses.
 
     Args:

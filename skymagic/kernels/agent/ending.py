@@ -90,9 +90,9 @@ class SignalledEnd:
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_IGN)
 
-    def warn(self, lead: float, found: Callable[[Notice], None]) -> None:
+    def warn(self, lead: float, on_notice: Callable[[Notice], None]) -> None:
         """Treat `WARNING` as a notice that the job reaches its limit in `lead` seconds."""
-        self._lead, self._found = lead, found
+        self._lead, self._found = lead, on_notice
         signal.signal(WARNING, lambda number, frame: None)  # the loop wakes by the pipe
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -278,8 +278,8 @@ class Metadata:
 class NoticeWatch:
     """Thread that polls for notices."""
 
-    def __init__(self, loop: EventLoop, found: Callable[[Notice], None]) -> None:
-        self._loop, self._found = loop, found
+    def __init__(self, loop: EventLoop, on_notice: Callable[[Notice], None]) -> None:
+        self._loop, self._found = loop, on_notice
         self._stop = threading.Event()
         self._seen: set[Notice] = set()
         self._ours, self._theirs = socket.socketpair()

@@ -27,7 +27,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.fork import end_with_parent, fork, signal_pipe
-from skymagic.kernels.proc import PR_SET_CHILD_SUBREAPER, TRACKER_SECONDS, is_tracker, prctl, told
+from skymagic.kernels.proc import (
+    PR_SET_CHILD_SUBREAPER,
+    TRACKER_SECONDS,
+    is_tracker,
+    prctl,
+    read_proc,
+)
 from skymagic.wire import processes
 from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 from skymagic.wire.processes import started
@@ -221,7 +227,7 @@ def children() -> list[int]:
 
 def environment(pid: int) -> dict[bytes, bytes]:
     """Return the environment that a process was started with; empty if unreadable."""
-    entries = (entry.partition(b"=") for entry in told(pid, "environ").split(b"\0") if entry)
+    entries = (entry.partition(b"=") for entry in read_proc(pid, "environ").split(b"\0") if entry)
     return {name: value for name, _, value in entries}
 
 

@@ -72,13 +72,13 @@ class Spans:
         return {"runs": [[run, self._cells[run]] for run in self._spans]}
 
 
-def last(path: str, lines: int) -> dict[str, Any]:
+def last_lines(path: str, lines: int) -> dict[str, Any]:
     """Return the last lines of a log as ``text`` and its end position as ``end``; empty if it is
     missing.
     """
     try:
         with open(path, "rb") as log:
-            begin, end = begins(log), log.seek(0, os.SEEK_END)
+            begin, end = first_line_position(log), log.seek(0, os.SEEK_END)
             data, length = b"", min(end - begin, PIECE)
             while length and data.count(b"\n") <= lines and len(data) < end - begin:
                 log.seek(end - length)
@@ -91,21 +91,21 @@ def last(path: str, lines: int) -> dict[str, Any]:
     return {"text": text.decode(errors="replace"), "end": end}
 
 
-def kept_tails(folder: Path) -> Iterator[tuple[int, str]]:
+def log_tails(folder: Path) -> Iterator[tuple[int, str]]:
     """Yield (rank, last lines) of all logs in a folder, which the notebook keeps after the pool's
     end.
     """
     for path in sorted(folder.glob("rank-*.log")):
         rank = int(path.stem.removeprefix("rank-"))
         lines, limit = (KEPT_LINES, KEPT_CHARACTERS) if rank else (HEAD_LINES, HEAD_CHARACTERS)
-        yield rank, last(str(path), lines)["text"][-limit:]
+        yield rank, last_lines(str(path), lines)["text"][-limit:]
 
 
-def since(path: str, start: int) -> dict[str, Any]:
+def output_since(path: str, start: int) -> dict[str, Any]:
     """Return the whole lines of a log from byte `start` on (``text``), and their end (``end``)."""
     try:
         with open(path, "rb") as log:
-            start = max(start, begins(log))
+            start = max(start, first_line_position(log))
             log.seek(start)
             data = log.read(PIECE)
     except FileNotFoundError:
@@ -115,7 +115,9 @@ def since(path: str, start: int) -> dict[str, Any]:
     return {"text": data.decode(errors="replace"), "end": start + len(data)}
 
 
-def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) -> dict[str, Any]:
+def output_of_run(
+    path: str, span: tuple[int, int | None] | None, start: int | None
+) -> dict[str, Any]:
     """Return a piece of a run's output.
 
     The result has ``text``, its end position ``end``, whether there is ``more``, and whether the
@@ -127,7 +129,10 @@ def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) ->
     lost, start = start is None, first if start is None else start
     try:
         with open(path, "rb") as log:
-            begin, end = begins(log), log.seek(0, os.SEEK_END) if last is None else last
+            begin, end = (
+                first_line_position(log),
+                log.seek(0, os.SEEK_END) if last is None else last,
+            )
             lost, start = lost and begin > start, min(max(start, begin), max(start, end))
             log.seek(start)
             data = log.read(min(PIECE, max(0, end - start)))
@@ -179,7 +184,7 @@ def first_byte(fd: int) -> int:
         os.lseek(fd, position, os.SEEK_SET)
 
 
-def begins(log: BinaryIO) -> int:
+def first_line_position(log: BinaryIO) -> int:
     """Return the position of the first whole line of an open log, 0 if it was never trimmed."""
     start = first_byte(log.fileno())
     if start:
@@ -311,9 +316,9 @@ class RankLogs:
         if message.runs:
             reply = spans.listed()
         elif message.run:
-            reply = of_run(path, spans.find(message.run), message.start)
+            reply = output_of_run(path, spans.find(message.run), message.start)
         elif message.start is None:
-            reply = last(path, message.lines)
+            reply = last_lines(path, message.lines)
         else:
             self._followers[message.rank, asker] = message
             self.follow(message.rank)
@@ -324,7 +329,7 @@ class RankLogs:
         """Send new lines of a log to its followers, once there are any."""
         for key in [key for key in self._followers if key[0] == number]:
             request = self._followers[key]
-            news = since(str(self.path(number)), request.start or 0)
+            news = output_since(str(self.path(number)), request.start or 0)
             if news["text"]:
                 del self._followers[key]
                 self._send(wire.RankReply(number, request.number, news))

@@ -17,8 +17,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from skymagic.kernels.agent.kept import KeptDisplays, KeptNumbers, KeptOutput
 from skymagic.kernels.agent.logs import RankLog
+from skymagic.kernels.agent.replay_buffer import DisplayBuffer, MetricsBuffer, RunBuffer
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 from skymagic.wire.streams import FrameReader
 
@@ -117,11 +117,11 @@ class RankScreen:
     def __init__(self, rank: int, send: Send) -> None:
         self.rank, self._send = rank, send
         self.parent: dict[str, Any] | None = None  # header of the request; None between requests
-        self._away: KeptDisplays | None = None  # displays made while the notebook is away
-        self._numbers = KeptNumbers()  # metrics reported meanwhile
-        self._reported = KeptNumbers()
+        self._away: DisplayBuffer | None = None  # displays made while the notebook is away
+        self._numbers = MetricsBuffer()  # metrics reported meanwhile
+        self._reported = MetricsBuffer()
         """Metrics of the current or latest request, for another notebook that takes over."""
-        self._kept = KeptOutput(rank)
+        self._kept = RunBuffer(rank)
         """Output of the current or latest request, for another notebook that takes over."""
         # receives the output instead of the notebook that made the request
         self._follower: Watcher | None = None
@@ -129,7 +129,7 @@ class RankScreen:
     def begin(self, message: BeginOutput) -> None:
         """Attribute all further output to another request."""
         self.parent = message.parent
-        self._kept, self._reported, self._follower = KeptOutput(self.rank), KeptNumbers(), None
+        self._kept, self._reported, self._follower = RunBuffer(self.rank), MetricsBuffer(), None
 
     def end(self) -> None:
         """Mark the end of the request's output."""
@@ -179,7 +179,7 @@ class RankScreen:
 
     def detach(self) -> None:
         """Keep only the newest displays and a bounded amount of metrics from now on."""
-        self._away = self._away or KeptDisplays()
+        self._away = self._away or DisplayBuffer()
 
     def attach(self) -> None:
         """Send the buffered output to the returned notebook, and report how much was dropped."""
@@ -195,7 +195,7 @@ class RankScreen:
             self._away.missed = 0
         for content in self._away.take():
             self.show(content["kind"], content)
-        numbers, self._numbers = self._numbers, KeptNumbers()
+        numbers, self._numbers = self._numbers, MetricsBuffer()
         if numbers.batches:
             self._send_numbers(numbers.batches, numbers.dropped)
 

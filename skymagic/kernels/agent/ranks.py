@@ -312,7 +312,7 @@ class Ranks:
                     # to wait
                     self._iopub.open()
             case wire.HookSet():
-                rank.hook = 0 if message.there else None
+                rank.hook = 0 if message.is_present else None
             case wire.HookEnded():
                 rank.hook = (rank.hook or 0) + 1
                 self._send(message)

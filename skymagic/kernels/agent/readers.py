@@ -90,7 +90,7 @@ class RankRequests:
         path = Path(f"{self._ranks.logs.path(number)}.stack")
         before = path.stat().st_size if path.exists() else 0
         # without its handler the signal would kill the rank
-        if stacks.catches(rank.pid):
+        if stacks.catches_signal(rank.pid):
             rank.signal(stacks.SIGNAL)
 
         def answer() -> None:
@@ -211,10 +211,10 @@ class NodeReaders:
         path: str,
         ranks: Ranks,
         audience: RankAudience,
-        told: Callable[[], Iterable[wire.AgentMessage]],
+        pending: Callable[[], Iterable[wire.AgentMessage]],
     ) -> None:
         self._loop, self._ranks, self._audience = loop, ranks, audience
-        self._told = told
+        self._told = pending
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
         # own (negative) number of a request → (reader, the reader's number)

@@ -96,7 +96,7 @@ def of_devices(
     return [sum(use) / len(measured), sum(used), sum(total)]
 
 
-class HeldGpus:
+class GpuClaims:
     """Claims on this machine's GPUs: two pools never use the same one.
 
     Owns two abstract sockets per GPU. The kernel closes them with this process, however it ends, so
@@ -172,12 +172,12 @@ class Gpus:
                 measured = {
                     device: values
                     for device in sorted(self._wanted)
-                    if (values := _look(pynvml, device))
+                    if (values := _measure_gpu(pynvml, device))
                 }
                 self._found = measured, time.monotonic()
 
 
-def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
+def _measure_gpu(nvml: Any, device: str) -> tuple[float, float, float] | None:
     """Measure one GPU, given by its UUID or by its index on this machine.
 
     Returns None if it does not answer, as partitions of a GPU do not.

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
-from skymagic.kernels.fork import close_from, fork, held, holder
+from skymagic.kernels.fork import close_from, fork, holder, run_below_holder
 from skymagic.wire.codec import read_line, write_all
 from skymagic.wire.processes import ATTACH, READERS_ONLY, boot_id
 from skymagic.wire.session.frames import (
@@ -54,19 +54,19 @@ def main(arguments: list[str]) -> int:
     try:
         sock = _attach(name, command, HANDSHAKE_REQUEST.decode(line))
     except RunDirectoryError as problem:
-        return _refuse(str(problem), gone=True)
+        return _refuse(str(problem), is_lost=True)
     except (ValueError, OSError) as problem:
-        return _refuse(f"{type(problem).__name__}: {problem}", gone=False)
+        return _refuse(f"{type(problem).__name__}: {problem}", is_lost=False)
     if sock is None:
-        return _refuse(DAEMON_VANISHED, gone=True)
+        return _refuse(DAEMON_VANISHED, is_lost=True)
     with contextlib.suppress(OSError):
         sock.sendall(line)
         relay(sock)
     return 0
 
 
-def _refuse(reason: str, gone: bool) -> int:
-    write_all(1, HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=reason, gone=gone)))
+def _refuse(reason: str, is_lost: bool) -> int:
+    write_all(1, HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=reason, is_lost=is_lost)))
     return 1
 
 
@@ -100,7 +100,7 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
     """
     if holder_path := holder():
         arguments = ["-P", "-m", ATTACH, HELD, directory.path, *command]
-        return held(
+        return run_below_holder(
             holder_path, os.path.basename(directory.path), arguments, secret, directory.connect
         )
     listener = directory.listen()

@@ -268,24 +268,24 @@ class Daemon:
             self.loop.watch(sock, lambda _: None, 0)
             self._attach(sock, *handshake) if handshake is not None else sock.close()
 
-    def _refuse(self, sock: socket.socket, why: str, gone: bool = True) -> None:
+    def _refuse(self, sock: socket.socket, why: str, is_lost: bool = True) -> None:
         with suppress(OSError):
-            sock.send(HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=why, gone=gone)))
+            sock.send(HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=why, is_lost=is_lost)))
         sock.close()
 
-    def _attach(self, sock: socket.socket, request: HandshakeRequest, rest: bytes) -> None:
+    def _attach(self, sock: socket.socket, request: HandshakeRequest, payload: bytes) -> None:
         if request.secret != self.secret:
             self._refuse(sock, "a daemon of this name serves another notebook")
         elif request.takes_over:
             self._take_over(request)
-            self._serve(sock, request, rest, wire.NotebookReplaced())
+            self._serve(sock, request, payload, wire.NotebookReplaced())
         elif request.client != (self.client or request.client):
             self._refuse(sock, REPLACED)
         elif request.attempt <= self.attempt:
-            self._refuse(sock, "a newer connection has taken its place", gone=False)
+            self._refuse(sock, "a newer connection has taken its place", is_lost=False)
         else:
             self._serve(
-                sock, request, rest, None if self.loop.attached else wire.NotebookAttached()
+                sock, request, payload, None if self.loop.attached else wire.NotebookAttached()
             )
 
     def _take_over(self, request: HandshakeRequest) -> None:
@@ -302,14 +302,14 @@ class Daemon:
         self,
         sock: socket.socket,
         request: HandshakeRequest,
-        rest: bytes,
+        payload: bytes,
         news: wire.AgentMessage | None,
     ) -> None:
         """Serve this notebook over this connection; `news` is the message for the agent, if any."""
         self.client, self.attempt = request.client, request.attempt
         try:
             reply = HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), self.session.received))
-            self.loop.attach(sock, request.received, reply, rest)
+            self.loop.attach(sock, request.received, reply, payload)
         except ProtocolError as problem:
             self._refuse(sock, str(problem))
             return

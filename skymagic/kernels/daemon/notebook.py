@@ -27,7 +27,7 @@ from pathlib import Path
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory
-from skymagic.kernels.fork import held, holder
+from skymagic.kernels.fork import holder, run_below_holder
 from skymagic.wire import atomic
 from skymagic.wire.codec import write_all
 from skymagic.wire.notebook import (
@@ -141,7 +141,9 @@ def _start(folder: Path) -> NotebookState:
         arguments = ["-P", "-m", NOTEBOOK, "job", folder.name]
         text = CODEC.encode(order)
         if holder_path := holder():  # the job must outlive this step of the scheduler's job
-            state = held(holder_path, f"notebook-{folder.name}", arguments, text.decode(), started)
+            state = run_below_holder(
+                holder_path, f"notebook-{folder.name}", arguments, text.decode(), started
+            )
         else:
             state = _spawn(arguments, text, started)
     return state or NotebookState("refused", "it did not start in time")
@@ -162,10 +164,10 @@ def _stop(folder: Path) -> None:
 
 
 def _spawn(
-    words: list[str], text: bytes, started: Callable[[], NotebookState | None]
+    command: list[str], text: bytes, started: Callable[[], NotebookState | None]
 ) -> NotebookState | None:
     process = subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": _python_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

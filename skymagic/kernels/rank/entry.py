@@ -154,7 +154,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
 
 
 def _report_failure(control: AgentControl, problem: BaseException) -> None:
-    tb = tracebacks.telling(problem.__traceback__, contextlib.__file__)
+    tb = tracebacks.user_frames(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
     control.send(
         wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text)

@@ -48,7 +48,7 @@ def free_memory() -> None:
             cuda.empty_cache()
 
 
-def lost(problem: BaseException | None) -> bool:
+def is_device_lost(problem: BaseException | None) -> bool:
     """Return True if an error destroyed the process's CUDA context, so that all later calls fail.
 
     A device assert and an illegal access do that; "out of memory" and a refused argument do not.
@@ -64,7 +64,7 @@ def lost(problem: BaseException | None) -> bool:
     return False
 
 
-def explain(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
+def explain_cuda_error(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
     """Return an explanation to add to an error of the GPU, or "".
 
     It describes the use of full memory, or announces that the rank is replaced.
@@ -76,7 +76,7 @@ def explain(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
         with contextlib.suppress(Exception):
             return _whose_memory(cuda, variables)
         return ""
-    return LOST if lost(problem) else ""
+    return LOST if is_device_lost(problem) else ""
 
 
 def with_collective(stack: dict[str, Any]) -> dict[str, Any]:

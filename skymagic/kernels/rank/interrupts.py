@@ -60,7 +60,7 @@ class Interrupts:
         self.stopped_at = []
         self._order_count += 1
 
-    def fall(self, _: int, frame: FrameType | None) -> None:
+    def on_sigint(self, _: int, frame: FrameType | None) -> None:
         """Handle SIGINT. Raises KeyboardInterrupt if that is allowed now."""
         if self.allowed and importing(frame):
             # A module whose import is interrupted may never be importable again (torch._dynamo is
@@ -84,10 +84,12 @@ class Interrupts:
             frames = []
         awaited = self.awaited
         if awaited is None or any("cell" in frame_info for frame_info in frames):
-            self.stopped_at = self.stopped_at or stacks.place(frames)
+            self.stopped_at = self.stopped_at or stacks.telling_frames(frames)
             raise KeyboardInterrupt
         # in the event loop, which a KeyboardInterrupt would end: the cell awaits something
-        self.stopped_at = self.stopped_at or stacks.place(stacks.of_task(self._kernel, awaited))
+        self.stopped_at = self.stopped_at or stacks.telling_frames(
+            stacks.of_task(self._kernel, awaited)
+        )
         awaited.get_loop().call_soon_threadsafe(awaited.cancel)
 
     # -- called on the control thread --------------------------------------------------------------
@@ -116,11 +118,11 @@ class Interrupts:
         A rank that has handled it runs the user's Python code, which may be cleaning up; one with
         its own signal handler is left alone.
         """
-        if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
+        if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.on_sigint:
             return []
         if importing(stacks.main_frame()) or not self._sleeps_through():
             return []
-        return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
+        return stacks.telling_frames(stacks.of_main_thread(self._kernel)["frames"])
 
     def _sleeps_through(self) -> bool:
         """Return True if the main thread is blocked in a native call that no signal ends."""
@@ -158,7 +160,7 @@ class Interrupts:
         return True
 
 
-HANDLERS = (Interrupts.fall.__code__, interruption._on_wake.__code__)
+HANDLERS = (Interrupts.on_sigint.__code__, interruption._on_wake.__code__)
 """Signal handlers that raise: their frames end the traceback, and are meaningless to users."""
 
 

@@ -25,13 +25,13 @@ from traitlets import Type
 from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts, hide_handler_frames
-from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.missing import missing_files
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text
 from skymagic.kernels.rank.tracebacks import PostMortem
+from skymagic.kernels.rank.variable_export import define_in_children, pack_for_ranks
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
@@ -152,7 +152,7 @@ class RankKernel(IPythonParallelKernel):
         self.interrupts = Interrupts(self)
         # open as long as the process
         self._stack_file = open(f"{self._context.log}.stack", "ab", buffering=0)  # noqa: SIM115
-        stacks.on_signal(self._stack_file)
+        stacks.dump_stack_on_signal(self._stack_file)
         self._post_mortem: PostMortem | None = None
         """Debugger on the frames of the last cell's error, which it keeps alive."""
         self.runs = RunMemory()
@@ -274,8 +274,8 @@ class RankKernel(IPythonParallelKernel):
 
     def pre_handler_hook(self) -> None:
         """Let interrupts reach cells only, never the code that cleans up after them."""
-        signal.signal(signal.SIGINT, self.interrupts.fall)
-        stacks.on_signal(self._stack_file)
+        signal.signal(signal.SIGINT, self.interrupts.on_sigint)
+        stacks.dump_stack_on_signal(self._stack_file)
 
     def post_handler_hook(self) -> None:
         """Ignore interrupts between cells."""
@@ -313,7 +313,7 @@ class RankKernel(IPythonParallelKernel):
                 "notes": hooks.rejoin(order.generation) if order.form else hooks.settle(),
             }
         if isinstance(order, Lend):
-            return {"status": "ok", **lend(self._namespace, order.names, order.held)}
+            return {"status": "ok", **pack_for_ranks(self._namespace, order.names, order.held)}
         if isinstance(order, Debug):
             if self._post_mortem is not None:
                 self._post_mortem.command(order.command)
@@ -382,7 +382,7 @@ class RankKernel(IPythonParallelKernel):
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
-            outcome["gpu_lost"] = gpu.lost(error)
+            outcome["gpu_lost"] = gpu.is_device_lost(error)
             if self._post_mortem is None:
                 tracebacks.clear_frames(error)
             return

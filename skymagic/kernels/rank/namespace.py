@@ -22,9 +22,9 @@ from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import Accompanied
 from skymagic.data.values.shards import REFUSED, Shards
-from skymagic.kernels.rank.held import GONE, CodeReads, HeldObjects
 from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
+from skymagic.kernels.rank.object_table import GONE, CodeReads, ObjectTable
 from skymagic.kernels.rank.snapshot import NameSnapshot
 
 _SMALL_CONSTANT = 1 << 10
@@ -68,7 +68,7 @@ class Namespace:
         self.node = node
         self.store = NodeStore(store_directory)
         self.importer = RemoteImporter()
-        self.held = HeldObjects()
+        self.held = ObjectTable()
         self.reads = CodeReads(variables)
         # functions that are rebuilt from sent values count as code of this rank
         rebuild.here.function_made = self.reads.add

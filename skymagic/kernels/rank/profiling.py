@@ -16,8 +16,8 @@ GLOO, NCCL = "gloo:", ("ncclDevKernel", "ncclKernel")
 
 
 @contextlib.contextmanager
-def profiled(wanted: bool, rank: int) -> Iterator[dict[str, Any]]:
-    """Profile the code inside the context, if `wanted`.
+def profiled(enabled: bool, rank: int) -> Iterator[dict[str, Any]]:
+    """Profile the code inside the context, if `enabled`.
 
     The yielded dictionary is filled at the end: ``trace`` (bytes of a gzip file), ``operations``
     (name, calls and seconds, the longest first), ``seconds`` of all operations, and
@@ -27,7 +27,7 @@ def profiled(wanted: bool, rank: int) -> Iterator[dict[str, Any]]:
         RuntimeError: torch is not installed here.
     """
     profile_data: dict[str, Any] = {}
-    if not wanted:
+    if not enabled:
         yield profile_data
         return
     if importlib.util.find_spec("torch") is None:

@@ -77,12 +77,12 @@ def refuse_debuggers() -> None:
 
 
 def refusal(
-    what: str, kind: type[Exception] = RuntimeError, words: str = DEBUGGER_REFUSED
+    what: str, kind: type[Exception] = RuntimeError, reason: str = DEBUGGER_REFUSED
 ) -> Callable[..., NoReturn]:
     """Return a function that refuses."""
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise kind(words.format(what=what))
+        raise kind(reason.format(what=what))
 
     return refused
 
@@ -148,18 +148,20 @@ def _refuse_launcher(
             setattr(holder, name, checked)
 
 
-def _several(given: dict[str, Any]) -> str:
+def _several(arguments: dict[str, Any]) -> str:
     """Return the launcher's name, or "" if it would only call the function.
 
     ``notebook_launcher(train, args, 1)`` does that.
     """
-    return "" if given["num_processes"] == 1 else "notebook_launcher()"
+    return "" if arguments["num_processes"] == 1 else "notebook_launcher()"
 
 
-def _fresh(given: dict[str, Any]) -> str:
+def _fresh(arguments: dict[str, Any]) -> str:
     """Return the launcher's name if it would start a new interpreter for a function of a cell.
 
     A new interpreter does not know the notebook's definitions; a forked process does.
     """
-    of_a_cell = getattr(given["fn"], "__module__", "") == "__main__"
-    return "torch.multiprocessing.spawn()" if of_a_cell and given["start_method"] != "fork" else ""
+    of_a_cell = getattr(arguments["fn"], "__module__", "") == "__main__"
+    return (
+        "torch.multiprocessing.spawn()" if of_a_cell and arguments["start_method"] != "fork" else ""
+    )

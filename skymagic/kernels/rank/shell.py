@@ -244,7 +244,7 @@ class RankShell(ZMQInteractiveShell):
         if (
             problem is not None
             and not current().freed
-            and (note := gpu.explain(problem, self.user_ns))
+            and (note := gpu.explain_cuda_error(problem, self.user_ns))
             and note not in getattr(problem, "__notes__", ())
         ):
             problem.add_note(note)
@@ -266,13 +266,17 @@ class RankShell(ZMQInteractiveShell):
             self._last_traceback = [f"UsageError: {problem}"]
         elif tracebacks.is_group(problem):
             with tracebacks.own_chain(problem):
-                self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
+                self._last_traceback = tracebacks.group_traceback(
+                    problem, self.compile._filename_map
+                )
         else:
             kwargs["exception_only"] = False
             with tracebacks.interrupts_ignored(), tracebacks.own_chain(problem) as hidden:
-                super().showtraceback((kind, problem, tracebacks.own(tb)), *args, **kwargs)
+                super().showtraceback(
+                    (kind, problem, tracebacks.user_frames_and_origin(tb)), *args, **kwargs
+                )
             if hidden and self._last_traceback:
-                self._last_traceback.insert(-1, tracebacks.left_out(hidden))
+                self._last_traceback.insert(-1, tracebacks.hidden_frames_line(hidden))
 
     def _showtraceback(
         self, etype: type[BaseException], evalue: BaseException, stb: list[str]

@@ -84,11 +84,11 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
+def user_frames(tb: TracebackType | None, *ranks: str) -> TracebackType | None:
     """Return a traceback without internal frames.
 
     Left out are frames of the machinery, of torch's call wrappers, of the call of a cell's
-    function, and of the files `others`.
+    function, and of the files `ranks`.
     """
     folders = tuple(
         os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "")
@@ -104,29 +104,29 @@ def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
             and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
         )
         call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
-        if not (file.startswith(folders) or file in others or wrapper or call):
+        if not (file.startswith(folders) or file in ranks or wrapper or call):
             filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return filtered
 
 
-def own(tb: TracebackType | None) -> TracebackType | None:
-    """Return the user's frames of `telling`, and the innermost one, which raised.
+def user_frames_and_origin(tb: TracebackType | None) -> TracebackType | None:
+    """Return the user's frames of `user_frames`, and the innermost one, which raised.
 
     All frames are kept if the user has none.
     """
-    links = list(walk(telling(tb) or tb))
+    links = list(walk(user_frames(tb) or tb))
     user_links = [
         link for link in links[:-1] if not stacks.is_library(link.tb_frame.f_code.co_filename)
     ]
     if not user_links:
-        return telling(tb) or tb
+        return user_frames(tb) or tb
     filtered = links[-1]
     for link in reversed(user_links):
         filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return filtered
 
 
-def left_out(frames: int) -> str:
+def hidden_frames_line(frames: int) -> str:
     """Return the line that reports hidden frames of libraries."""
     return (
         f"[{frames} {'frame' if frames == 1 else 'frames'} of libraries not shown; %debug has all]"
@@ -135,15 +135,15 @@ def left_out(frames: int) -> str:
 
 @contextlib.contextmanager
 def own_chain(problem: BaseException) -> Iterator[int]:
-    """Apply `own` to the tracebacks of an exception chain inside the context.
+    """Apply `user_frames_and_origin` to the tracebacks of an exception chain inside the context.
 
     Yields the number of hidden frames.
     """
     before = {id(raised): (raised, raised.__traceback__) for raised in chain(problem)}
     hidden = 0
     for raised, tb in before.values():
-        shown = own(tb)
-        hidden += len(list(walk(telling(tb) or tb))) - len(list(walk(shown)))
+        shown = user_frames_and_origin(tb)
+        hidden += len(list(walk(user_frames(tb) or tb))) - len(list(walk(shown)))
         # not by assignment, which a frozen dataclass refuses
         BaseException.with_traceback(raised, shown)
     try:
@@ -194,7 +194,7 @@ def is_group(problem: BaseException) -> bool:
     return any(isinstance(raised, BaseExceptionGroup) for raised in chain(problem))
 
 
-def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
+def group_traceback(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
     """Return Python's own traceback from the cell on.
 
     Args:
@@ -247,7 +247,7 @@ class PostMortem(pdb.Pdb):
         super().__init__(stdin=io.StringIO(), stdout=sys.stdout, nosigint=True, readrc=False)
         self.problem = problem
         self._cells = cells
-        self.setup(None, telling(problem.__traceback__) or problem.__traceback__)
+        self.setup(None, user_frames(problem.__traceback__) or problem.__traceback__)
         own = [
             at
             for at, (frame, _) in enumerate(self.stack)

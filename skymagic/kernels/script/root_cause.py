@@ -63,7 +63,7 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
         tail: end of the script's output.
     """
     worker, died = of_launcher(tail)
-    text = without_frames(recorded(error_file))
+    text = without_frames(recorded_traceback(error_file))
     # a killed worker has no traceback; any tracebacks came later
     if not text and died:
         return Cause(died, died, worker)
@@ -77,7 +77,7 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     return Cause(text.rstrip(), summary, worker, follows)
 
 
-def recorded(error_file: str) -> str:
+def recorded_traceback(error_file: str) -> str:
     """Return the traceback that ``torch.distributed.elastic`` recorded."""
     try:
         message = json.loads(error_file)["message"]
@@ -109,18 +109,18 @@ def of_launcher(tail: str) -> tuple[str, str]:
     return named(matches[-1]) if matches else ("", "")
 
 
-def named(found: re.Match[str]) -> tuple[str, str]:
+def named(match: re.Match[str]) -> tuple[str, str]:
     """Return (description of a worker, manner of its death).
 
     The latter is empty if no signal ended it.
     """
     worker, code = (
-        f"torchrun's rank {found['rank']} (local rank {found['local']})",
-        int(found["code"]),
+        f"torchrun's rank {match['rank']} (local rank {match['local']})",
+        int(match["code"]),
     )
     if code >= 0:
         return worker, ""
-    return worker, f"{worker}, process {found['pid']}, was ended by {signal_name(-code)}"
+    return worker, f"{worker}, process {match['pid']}, was ended by {signal_name(-code)}"
 
 
 def without_frames(text: str) -> str:

@@ -95,7 +95,7 @@ class Stopped(KeyboardInterrupt):
     """
 
 
-def run(asked: Mapping[str, Any]) -> dict[str, Any]:
+def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a script on this node; an order's code calls it on one rank of each participating node.
 
     Args:
@@ -116,7 +116,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             prefix="script-", dir=beside_log, ignore_cleanup_errors=True
         ) as folder:
             error_file = os.path.join(folder, "error.json")
-            order = _order(asked, folder, error_file)
+            order = _order(request, folder, error_file)
             end = _carry_out(order, _written(), error_file)
     finally:
         current().outside_groups = False
@@ -128,7 +128,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 # -- before ----------------------------------------------------------------------------------------
 
 
-def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
+def _order(order: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
     """Prepare the script's command, folder and environment.
 
     The text goes into a file: other users could read it in a command line.
@@ -140,35 +140,35 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
         encoding="utf-8",
         errors="surrogateescape",
     ) as file:
-        file.write(f"{asked['text']}\n")
+        file.write(f"{order['text']}\n")
     info = current().info
     ranks = runtime.participants()
     nodes = sorted({rank // info.local_world_size for rank in ranks})
     task = f"{info.job_id}-{runtime.run_number()}"
     cluster = environment.cluster_of(info, nodes, task, _port(nodes))
     base = {
-        name: value for name, value in current().base_env.items() if name not in asked["without"]
+        name: value for name, value in current().base_env.items() if name not in order["without"]
     }
     processes = info.accelerators or info.local_world_size
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
-    position = environment.rank_place(info) if asked["as_rank"] else {}
+    position = environment.rank_place(info) if order["as_rank"] else {}
     variables = {
         environment.HOSTFILE: hostfile,
         **position,
-        **asked["env"],
+        **order["env"],
         MARK: f"{task}-{info.node}",
     }
-    env = environment.environment(base, cluster, processes, variables, error_file, asked["text"])
+    env = environment.environment(base, cluster, processes, variables, error_file, order["text"])
     shell = (
         shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     )
     return {
         "argv": [shell, path],
-        "cwd": os.path.expanduser(asked["workdir"]) or os.getcwd(),
+        "cwd": os.path.expanduser(order["workdir"]) or os.getcwd(),
         "env": env,
-        "grace": asked["grace"],
+        "grace": order["grace"],
     }
 
 
@@ -191,7 +191,7 @@ def _port(nodes: list[int]) -> int:
 # -- meanwhile -------------------------------------------------------------------------------------
 
 
-def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
+def _carry_out(order: Mapping[str, Any], start_time: int, error_file: str) -> dict[str, Any]:
     """Run a command and return its `End` as a dictionary; raise Stopped if it was interrupted.
 
     Args:
@@ -207,8 +207,8 @@ def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[st
             # all remaining work is done here. A process that ignores TERM ends with the grace
             # period, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
-                raise Stopped(_end(command.stop(), order, begun, error_file)) from None
-    return _end(outcome, order, begun, error_file)
+                raise Stopped(_end(command.stop(), order, start_time, error_file)) from None
+    return _end(outcome, order, start_time, error_file)
 
 
 class Command:
@@ -273,17 +273,17 @@ class Command:
                 self._kill()
         return self._ended([])
 
-    def _ended(self, left: list[str]) -> dict[str, Any]:
+    def _ended(self, survivors: list[str]) -> dict[str, Any]:
         if self._process is None:
             return {"problem": self._problem}
-        return {"status": self._process.wait(), "left": left}
+        return {"status": self._process.wait(), "left": survivors}
 
     def _others(self) -> dict[int, tuple[int, int]]:
         """Return all of its live processes (pid → start time, process group)."""
         if self._process is None:
-            return proc.marked(self._mark, -1, self._since)
+            return proc.processes_with_mark(self._mark, -1, self._since)
         self._process.poll()
-        return proc.marked(self._mark, self._process.pid, self._since)
+        return proc.processes_with_mark(self._mark, self._process.pid, self._since)
 
     def _gone_within(self, seconds: float) -> bool:
         """Return True if all of its processes end within the given time."""
@@ -297,13 +297,15 @@ class Command:
                 time.sleep(POLL if not looks else POLL_GONE)
         return True
 
-    def _signal(self, number: int, chosen: Callable[[int], bool] = lambda group: True) -> None:
-        """Signal its live processes whose group is `chosen`.
+    def _signal(
+        self, number: int, should_signal: Callable[[int], bool] = lambda group: True
+    ) -> None:
+        """Signal its live processes whose group is `should_signal`.
 
         Start times protect another process that has one of their ids by now.
         """
         for pid, (start_time, group) in self._others().items():
-            if chosen(group):
+            if should_signal(group):
                 with contextlib.suppress(OSError):  # it may be another user's, by sudo
                     processes.send_signal(pid, start_time, number)
 
@@ -333,20 +335,20 @@ def _written() -> int:
     return os.path.getsize(current().log)
 
 
-def _tail(begun: int) -> str:
-    """Return the end of the log after position `begun`."""
+def _tail(offset: int) -> str:
+    """Return the end of the log after position `start_time`."""
     size = _written()
     with open(current().log, "rb") as log:
-        log.seek(max(begun, size - TAIL_BYTES))
+        log.seek(max(offset, size - TAIL_BYTES))
         return log.read().decode(errors="replace")
 
 
 def _end(
-    told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str
+    request: Mapping[str, Any], order: Mapping[str, Any], start_time: int, error_file: str
 ) -> dict[str, Any]:
     """Return an `End` as a dictionary, with the last lines and the cause of a failure."""
-    tail = _tail(begun).replace(order["argv"][-1], NAME)
-    status = told.get("status")
+    tail = _tail(start_time).replace(order["argv"][-1], NAME)
+    status = request.get("status")
     cause = None
     if status != 0:
         recorded = ""
@@ -363,7 +365,7 @@ def _end(
         "\n".join(lines[-TAIL_LINES:]),
         "\n".join(own_lines[-LAST_LINES:]),
         asdict(cause) if cause else None,
-        tuple(told.get("left", ())),
-        told.get("problem", ""),
+        tuple(request.get("left", ())),
+        request.get("problem", ""),
     )
     return asdict(end)

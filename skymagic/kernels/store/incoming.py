@@ -130,7 +130,7 @@ class IncomingValue:
                 raise OSError(
                     errno.EBADMSG, f"it was damaged in transit: got {actual}, expected {key}"
                 )
-            self.final = renamed(self.name, key)
+            self.final = file_name_of(self.name, key)
             self._partial.finish(self.final)
             self._end()
         self._on_progress()
@@ -146,7 +146,7 @@ class IncomingValue:
             self._partial.__exit__()
 
 
-def renamed(name: str, key: str) -> str:
+def file_name_of(name: str, key: str) -> str:
     """Return the file name of a value whose content has this key."""
     return f"{name.partition('-')[0]}-{key}"
 

@@ -125,7 +125,7 @@ class FileReader:
             busy = busy or self._sender.busy
             # the first pieces only fill buffers, so they cannot show that a connection is fast
             self._slow = busy or (self._slow and count < _FAST_AFTER_PIECES)
-            sent = deflated(data) if self._slow else data
+            sent = compressed_if_smaller(data) if self._slow else data
             check = xxhash.xxh3_64_hexdigest(data)
             self._sender.send_piece(
                 ReadChunk(request.number, len(sent), sent is not data, check), sent
@@ -133,7 +133,7 @@ class FileReader:
         self._cancelled.discard(request.number)
 
 
-def deflated(data: bytes) -> bytes:
+def compressed_if_smaller(data: bytes) -> bytes:
     """Return the bytes deflated, or the same object if that is not worthwhile."""
     # an eighth of the data shows whether compressing all of it is worthwhile
     sample = data[: len(data) // 8]

@@ -24,7 +24,7 @@ from typing import Any
 
 from skymagic.data.store.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
-from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, read_slices, renamed
+from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, file_name_of, read_slices
 from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire import processes
 from skymagic.wire.store import (
@@ -151,9 +151,9 @@ class ValueServer:
             self._incoming.pop(name, None)
             if incoming.final != name:
                 # followers still ask for it by its first name
-                self._renamed[name] = renamed(name, key)
+                self._renamed[name] = file_name_of(name, key)
         self._wake_followers()
-        path = self._folder.find(renamed(name, key))
+        path = self._folder.find(file_name_of(name, key))
         spilled = path is not None and path.parent == overflow(self._folder.directory)
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
         self._sender.send(Stored(name, key, self._folder.room(), note))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.magics.arguments.options import DRY_RUN, PLUGINS, POOL, Option
 from skymagic.magics.arguments.readers import variable
 from skymagic.magics.arguments.reading import ParsedLine, ParsedOption
@@ -159,12 +159,12 @@ def check_environment(line: ParsedLine) -> None:
     ]
 
 
-def _unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
+def _unknown(names: Iterable[str], options: Collection[str]) -> list[str]:
     return [
         f"no plugin is called {name!r}"
-        + (did_you_mean(name, known) or f"; available: {', '.join(known)}")
+        + (did_you_mean(name, options) or f"; available: {', '.join(options)}")
         for name in dict.fromkeys(names)
-        if name not in known
+        if name not in options
     ]
 
 
@@ -276,7 +276,7 @@ def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
         if option is None:
             mistakes.append(f"{key}: no such key{did_you_mean(key, [*options_by_name, 'name'])}")
             continue
-        with noted_in(mistakes):
+        with collect_mistakes(mistakes):
             options += _entry(option, key, value)
     return options, [name] if name and isinstance(name, str) else [], mistakes
 

@@ -22,7 +22,7 @@ def help_text(magic: str) -> str:
         spec.summary,
         "",
         f"{mark}{magic} "
-        f"{' '.join(filter(None, (spec.words, '[options]' * bool(spec.options))))}".rstrip(),
+        f"{' '.join(filter(None, (spec.positional, '[options]' * bool(spec.options))))}".rstrip(),
     ]
     if spec.examples:
         lines += [
@@ -96,7 +96,7 @@ class CompletionNames:
 
     pools: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = ()
+    pool_names: tuple[str, ...] = ()
     """Variables of the ranks."""
     gathered: tuple[str, ...] = ()
     """Variables that a cell may fetch: those of the ranks, those it sets, and those it sends."""
@@ -116,7 +116,7 @@ class CompletionNames:
     ssh: tuple[str, ...] = SSH_CLIENTS
     auto: tuple[str, ...] = ("auto",)
     rented: tuple[str, ...] = ("aws", "slurm", "kubernetes", "ray")
-    left: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
     """Pools of other notebooks."""
 
 
@@ -147,7 +147,7 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
             if item in options[item].names and options[item].field not in used - several
         )
         return [item for item in unused if item.casefold().startswith(word.casefold())]
-    if option is None and spec.words.startswith("RANKS") and not tokens:
+    if option is None and spec.positional.startswith("RANKS") and not tokens:
         return []  # ranks come before names
     choices, word = (
         (option.choices if option else spec.choices) or "nothing",
@@ -159,11 +159,11 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
     return _starting(getattr(names, choices, ()), word)
 
 
-def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option | None:
+def _completing(options: Mapping[str, Option], before: Sequence[Token]) -> Option | None:
     """Return the option whose value comes next, or None if a word without an option does."""
     for distance, token in enumerate(reversed(before)):
         if token.is_option:
-            option = known.get(token.text)
+            option = options.get(token.text)
             takes_one_word = option is not None and option.takes in ("one", "list")
             return (
                 None

@@ -9,7 +9,7 @@ from typing import Any
 from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
 from skymagic.api.places import StatusRequest, place_mistakes
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.magics.arguments.readers import identifiers, one_of, packages
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
@@ -249,7 +249,7 @@ def parse_pip(line: str) -> PipRequest:
         parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both"
     )
     for text in requirements if action == "install" else ():
-        with noted_in(parsed.mistakes):
+        with collect_mistakes(parsed.mistakes):
             names += packages(text)
     return PipRequest(names, **_fields(parsed))
 
@@ -292,13 +292,13 @@ def parse_auto(line: str) -> bool:
     return bool(switch == "on")
 
 
-def _identifiers(parsed: ParsedLine, magic: str, words: Sequence[str]) -> tuple[str, ...]:
+def _identifiers(parsed: ParsedLine, magic: str, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the variables that words name.
 
     If one is not an identifier, note the mistake and return ().
     """
     try:
-        names: tuple[str, ...] = identifiers(" ".join(words))
+        names: tuple[str, ...] = identifiers(" ".join(arguments))
     except RequestError as wrong:
         parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
         return ()

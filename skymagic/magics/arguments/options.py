@@ -56,7 +56,7 @@ Maps each to the reason, or to its replacement.
 _SECRET = Option(
     ("--secret",),
     "secrets",
-    readers.many(readers.variable),
+    readers.list_of(readers.variable),
     "NAME",
     "pass this variable of the notebook's environment; its value is never shown",
     "list",
@@ -138,7 +138,7 @@ POOL: tuple[Option, ...] = (
     Option(
         ("--hosts",),
         "hosts",
-        readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
+        readers.list_of(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
         "HOSTS",
         "machines for --provider ssh",
         "list",
@@ -531,7 +531,7 @@ _CLEAN_DRY_RUN = Option(("--dry-run",), "dry_run", help="with --clean: show what
 _AT_HOSTS = Option(
     ("--hosts",),
     "hosts",
-    readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
+    readers.list_of(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
     "HOSTS",
     "your pools on these machines, whichever notebook started them",
     "list",
@@ -605,7 +605,7 @@ class Magic:
 
     summary: str
     options: tuple[Option, ...] = ()
-    words: str = ""
+    positional: str = ""
     choices: str = ""
     examples: tuple[str, ...] = ()
     cell: bool = False
@@ -619,7 +619,7 @@ class Magic:
     @property
     def takes_pool(self) -> bool:
         """True if a word without an option is a pool's name."""
-        return self.words == NAME
+        return self.positional == NAME
 
 
 NAME = "[NAME]"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import RequestError, collect_mistakes
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
@@ -101,14 +101,14 @@ def pair(text: str) -> tuple[tuple[str, str], ...]:
     return ((variable(name), value),)
 
 
-def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
+def list_of(read: Reader, separator: str = r"[,\s]+") -> Reader:
     """Return a reader of lists, which reports the mistakes of all items."""
 
     def read_all(text: str) -> tuple[Any, ...]:
         values: list[Any] = []
         mistakes: list[str] = []
         for item in filter(None, map(str.strip, re.split(separator, text))):
-            with noted_in(mistakes):
+            with collect_mistakes(mistakes):
                 values.append(read(item))
         if not values and not mistakes:
             mistakes.append("no name is given")
@@ -122,7 +122,7 @@ def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
 # a comma inside brackets (jax[cuda,cpu], gpu[1,3]) or before a constraint (torch>=2,<3) belongs to
 # the item
 OUTSIDE_BRACKETS = r",(?![^\[\]]*\])"
-identifiers = many(identifier)
+identifiers = list_of(identifier)
 
 
 def _package(text: str) -> str:
@@ -132,13 +132,13 @@ def _package(text: str) -> str:
         raise RequestError([mistake.removeprefix("pip: ") for mistake in wrong.mistakes]) from None
 
 
-packages = many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")
+packages = list_of(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")
 """Reader of requirements, as pip accepts them."""
 
 
 def region(text: str) -> str:
     """Read a region, or several with commas between them, as text."""
-    return ",".join(many(_region)(text))
+    return ",".join(list_of(_region)(text))
 
 
 def cluster(text: str) -> str:
@@ -174,13 +174,13 @@ def directives(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(options)
 
 
-def one_of(*words: str) -> Reader:
+def one_of(*choices: str) -> Reader:
     """Return a reader of one of these words."""
 
     def read(text: str) -> str:
-        if text not in words:
+        if text not in choices:
             raise RequestError(
-                f"{text!r} is not one of {', '.join(words)}{did_you_mean(text, words)}"
+                f"{text!r} is not one of {', '.join(choices)}{did_you_mean(text, choices)}"
             )
         return text
 

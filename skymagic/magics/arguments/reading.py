@@ -120,7 +120,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
                 remaining
                 and not remaining[0].is_option
                 and text is None
-                and (not magic.words or magic.takes_pool)
+                and (not magic.positional or magic.takes_pool)
             ):
                 remaining.pop(0)  # most likely its value, and not another mistake
             continue
@@ -140,43 +140,43 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
     return options, words, mistakes
 
 
-def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, str | None]:
+def _match(text: str, options: Mapping[str, Option]) -> tuple[Option | None, str, str | None]:
     """Return (option or None, its name as written, value in the same token or None)."""
     name, equals, value = text.partition("=")
-    short = known.get(text[:2])
+    short = options.get(text[:2])
     if (
-        name not in known
-        and f"-{name}" not in known
+        name not in options
+        and f"-{name}" not in options
         and short is not None
         and short.read is not None
     ):
         return short, text[:2], text[2:].removeprefix("=")
-    return known.get(name), name, value if equals else None
+    return options.get(name), name, value if equals else None
 
 
-def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None:
+def _value_of(option: Option, text: str | None, tokens: list[Token]) -> str | None:
     """Return an option's value: the rest of its token, or the tokens up to the next option.
 
     ``5 min`` is one value.
     """
     parts = [] if text is None else [text]
-    while rest and not rest[0].is_option:
+    while tokens and not tokens[0].is_option:
         all_of_them = option.takes in ("names", "maybe") and text is None
         comma = (
             option.takes != "one"
             and parts
-            and (parts[-1].endswith(",") or rest[0].text.startswith(","))
+            and (parts[-1].endswith(",") or tokens[0].text.startswith(","))
         )
         unit = (
             option.metavar == TIME
             and len(parts) == 1
             and is_number(parts[0])
-            and is_unit(rest[0].text)
-            and not rest[0].quoted
+            and is_unit(tokens[0].text)
+            and not tokens[0].quoted
         )
         if parts and not all_of_them and not comma and not unit:
             break
-        parts.append(rest.pop(0).text)
+        parts.append(tokens.pop(0).text)
     return " ".join(parts) if parts else None
 
 
@@ -184,11 +184,11 @@ def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None
 _REPEATABLE = ("hosts", "plugins")
 
 
-def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
+def read(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
     """Return the values of options by field, and append unreadable ones to `mistakes`."""
     values: dict[str, Any] = {}
     first_by_field: dict[str, ParsedOption] = {}
-    for item in given:
+    for item in parsed:
         option, first = item.option, first_by_field.setdefault(item.option.field, item)
         if first is not item and option.read is not None and option.takes == "one":
             problem = f"{first.label} is given twice"
@@ -211,7 +211,7 @@ def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
     return values
 
 
-def is_code(line: str, words: Sequence[str]) -> bool:
+def is_code(line: str, arguments: Sequence[str]) -> bool:
     """Return True if the free words of a line are most likely Python code.
 
     Examples: ``print(x)``, ``import torch``.
@@ -220,10 +220,10 @@ def is_code(line: str, words: Sequence[str]) -> bool:
         line: the whole line, including quotes.
         words: words of the line that belong to no option.
     """
-    if len(words) == 1:
-        return re.search(r"[(=\[]", words[0]) is not None
-    return len(words) > 1 and any(
-        keyword.iskeyword(word) or "=" in word or "(" in word for word in words
+    if len(arguments) == 1:
+        return re.search(r"[(=\[]", arguments[0]) is not None
+    return len(arguments) > 1 and any(
+        keyword.iskeyword(word) or "=" in word or "(" in word for word in arguments
     )
 
 
@@ -231,11 +231,15 @@ class ParsedLine:
     """A line being parsed to a request: values, remaining words, mistakes."""
 
     def __init__(
-        self, magic: str, line: str, more: Iterable[ParsedOption] = (), words: Iterable[str] = ()
+        self,
+        magic: str,
+        line: str,
+        more: Iterable[ParsedOption] = (),
+        arguments: Iterable[str] = (),
     ) -> None:
         tokens, self.mistakes = split(line)
         options, self.words, scan_mistakes = scan(MAGICS[magic], tokens)
-        self.words += [word for word in words if word not in self.words]
+        self.words += [word for word in arguments if word not in self.words]
         self.mistakes += scan_mistakes
         options += more
         self.labels = {item.option.field: item.label for item in options}
@@ -244,7 +248,7 @@ class ParsedLine:
             self.mistakes.append(f"{' '.join(self.words)!r}: {CODE_BELOW.format(magic=magic)}")
         elif MAGICS[magic].takes_pool:
             self._name_pool()
-        elif self.words and not MAGICS[magic].words:
+        elif self.words and not MAGICS[magic].positional:
             self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
 
     def _name_pool(self) -> None:

@@ -3,7 +3,7 @@
 Ranks post what they compute on, and rank 0 decides for all, including which backend of a composite
 one serves which device::
 
-    rank R   its hardware (`Posted`) ─▶ store ─▶ rank 0: `choose` ─▶ store
+    rank R   its hardware (`RankHardware`) ─▶ store ─▶ rank 0: `choose` ─▶ store
              ─▶ each rank: "cpu:gloo,cuda:nccl", or an error
 """
 
@@ -21,7 +21,7 @@ CPU_BACKENDS = ("gloo", "mpi")
 
 
 @dataclass(frozen=True)
-class Posted:
+class RankHardware:
     """Hardware that a rank posts for the others.
 
     Attributes:
@@ -37,7 +37,7 @@ class Posted:
     cuda: str = ""
 
 
-def choose(asked: str | None, posted: Sequence[Posted]) -> str:
+def choose(requested: str | None, posted: Sequence[RankHardware]) -> str:
     """Choose the backend of a group of these ranks.
 
     Args:
@@ -57,15 +57,15 @@ def choose(asked: str | None, posted: Sequence[Posted]) -> str:
             "machines out, or take CPUs everywhere (--gpu none)"
         )
     sharing = shared(posted)
-    if asked is not None:
-        if sharing and "nccl" in legs(asked).values():
+    if requested is not None:
+        if sharing and "nccl" in legs(requested).values():
             device = posted[sharing[0][0]]
             raise ValueError(
                 f"{rank_words(sharing[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), "
                 "and NCCL refuses that: leave backend= out, which takes gloo, or ask for one rank "
                 "per GPU"
             )
-        return asked
+        return requested
     if without:
         return GLOO
     # Ranks that share a GPU or have a part of one (MIG) use gloo.
@@ -73,7 +73,7 @@ def choose(asked: str | None, posted: Sequence[Posted]) -> str:
     return SHARED if sharing or has_mig_devices else NCCL
 
 
-def shared(posted: Sequence[Posted]) -> list[list[int]]:
+def shared(posted: Sequence[RankHardware]) -> list[list[int]]:
     """Return the ranks that use one device, for each device with several ranks."""
     ranks_by_device: dict[tuple[str, str], list[int]] = {}
     for rank, hardware in enumerate(posted):
@@ -105,5 +105,5 @@ def device_for_talk(legs_of_group: Mapping[str, str]) -> str:
     return "cuda"
 
 
-def _why(rank: Posted) -> str:
+def _why(rank: RankHardware) -> str:
     return "" if rank.cuda else " (its torch is built without CUDA)"

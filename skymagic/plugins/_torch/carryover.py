@@ -22,7 +22,7 @@ DEFAULT = "default_pg"
 """torch's description of a default group, even one that was destroyed."""
 
 
-def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
+def rebind(new: Any, before: list[Any], replacements: Mapping[int, Any]) -> None:
     """Replace old groups by new ones in variables, in objects, and in parameter defaults.
 
     ``def f(x, group=dist.group.WORLD)`` holds the group from the time of its definition. torch has
@@ -40,7 +40,7 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
     def now(value: Any) -> Any:
         if type(value) is not kind or value is new:
             return value
-        return made.get(id(value), new if value.group_desc == DEFAULT else value)
+        return replacements.get(id(value), new if value.group_desc == DEFAULT else value)
 
     def update(names: dict[Any, Any]) -> None:
         names.update(
@@ -59,7 +59,7 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
     update(namespace_of_rank())
     for holder in gc.get_referrers(*before):
         # The arguments must keep the old groups.
-        if holder is before or holder is made:
+        if holder is before or holder is replacements:
             continue
         if isinstance(holder, list):
             holder[:] = map(now, holder)

@@ -13,7 +13,7 @@ import time
 import types
 from typing import Any
 
-from skymagic.plugins._torch.backends import Posted
+from skymagic.plugins._torch.backends import RankHardware
 from skymagic.runtime import info, usage
 from skymagic.runtime.on_import import when_imported, wraps
 from skymagic.wire.processes import boot_id
@@ -33,7 +33,7 @@ def number() -> int | None:
     return gpus[0] if len(gpus) else None
 
 
-def take() -> Posted:
+def take() -> RankHardware:
     """Make this rank's GPU the current device of its main thread, and return its hardware.
 
     Raises:
@@ -46,9 +46,9 @@ def take() -> Posted:
     if device is None:
         if info.instance_info().accelerators:
             raise RuntimeError(_unusable(torch, cuda))
-        return Posted(machine, cuda=cuda)
+        return RankHardware(machine, cuda=cuda)
     torch.cuda.set_device(device)
-    return Posted(machine, uuid(device), torch.cuda.get_device_name(device), cuda)
+    return RankHardware(machine, uuid(device), torch.cuda.get_device_name(device), cuda)
 
 
 def uuid(device: int) -> str:

@@ -47,11 +47,11 @@ class Group:
         self,
         backend: str | None,
         timeout: timedelta | None = None,
-        posted: backends.Posted | None = None,
+        posted: backends.RankHardware | None = None,
     ) -> None:
         self.backend = backend
         self.timeout = timeout
-        self.posted = posted or backends.Posted("")
+        self.posted = posted or backends.RankHardware("")
         self._connections = Connections()
         self._aborts = unblock.Aborts()
         # All DDP wrappers of this rank.
@@ -121,7 +121,7 @@ class Group:
         with rendezvous.waiting():
             if info.rank == 0:
                 posted = [
-                    backends.Posted(**json.loads(store.get(str(rank))))
+                    backends.RankHardware(**json.loads(store.get(str(rank))))
                     for rank in range(info.world_size)
                 ]
                 try:
@@ -188,7 +188,7 @@ class Group:
         self.form(info)
         formed = membership.form_again(self._before, alive=True, timeout=self.timeout)
         old_groups = [*(subgroup.group for subgroup in self._before), *filter(None, self._defaults)]
-        carryover.rebind(dist.group.WORLD, old_groups, formed.made)
+        carryover.rebind(dist.group.WORLD, old_groups, formed.groups)
         carryover.reset_steps(waits=False)
         resized = info.world_size if info.world_size != self._size else None
         self._size, self._before, self._defaults = info.world_size, [], []

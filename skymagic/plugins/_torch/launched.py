@@ -134,10 +134,10 @@ def _partial_state(module: types.ModuleType) -> None:
 
 def _connector(module: types.ModuleType, name: str) -> None:
     kind = getattr(module, name)
-    kind.__init__ = placed(kind.__init__)
+    kind.__init__ = with_pool_devices(kind.__init__)
 
 
-def placed(choose: Callable[..., None]) -> Callable[..., None]:
+def with_pool_devices(choose: Callable[..., None]) -> Callable[..., None]:
     """Wrap the constructor of Lightning's connector to supply the pool's devices and nodes.
 
     Values that the program sets are kept.
@@ -152,7 +152,7 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
         info, is_full_run = runtime.instance_info(), runtime.everyone()
         arguments["strategy"] = without_launcher(arguments["strategy"], info, is_full_run)
         arguments.update(
-            place(
+            lightning_arguments(
                 arguments["devices"],
                 arguments["num_nodes"],
                 arguments["strategy"],
@@ -200,7 +200,7 @@ def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
     return plain
 
 
-def place(
+def lightning_arguments(
     devices: Any, num_nodes: int, strategy: Any, info: InstanceInfo, together: bool, gpu: int | None
 ) -> dict[str, Any]:
     """Return the arguments for Lightning that the program left open.

@@ -36,7 +36,7 @@ def verify(secret: str, rank: int) -> None:
     Raises:
         RuntimeError: other processes have joined in place of ranks. Names the ranks.
     """
-    proofs = gathered(_proof(secret, rank), "uint8")
+    proofs = gather_rows(_proof(secret, rank), "uint8")
     strangers = [number for number, proof in enumerate(proofs) if proof != _proof(secret, number)]
     if strangers:
         raise RuntimeError(
@@ -57,14 +57,14 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     """
     numbers = [number for name, value in pairs for number in (digest(name), digest(value))]
     # All rows must have equal length. Digests are not negative, so -1 marks the padding.
-    rows = gathered(numbers + [-1] * (2 * highest(len(pairs)) - len(numbers)))
+    rows = gather_rows(numbers + [-1] * (2 * highest(len(pairs)) - len(numbers)))
     return [
         {name: value for name, value in zip(row[::2], row[1::2], strict=True) if name >= 0}
         for row in rows
     ]
 
 
-def gathered(row: list[int], dtype: str = "int64") -> list[list[int]]:
+def gather_rows(row: list[int], dtype: str = "int64") -> list[list[int]]:
     """Gather a row of numbers of this type from each rank, in rank order.
 
     The rows have equal length, and all ranks must call it.
@@ -159,7 +159,7 @@ class Subgroup:
 class Formed:
     """Groups after the default one was formed again."""
 
-    made: dict[int, Any]
+    groups: dict[int, Any]
     """Replacement of each destroyed group, by its ``id``."""
     alive: frozenset[int]
     """Ranks that were not restarted."""
@@ -215,20 +215,20 @@ def form_again(
     return Formed(replacements, living)
 
 
-def _make(one: Subgroup, timeout: timedelta | None) -> Any:
+def _make(subgroup: Subgroup, timeout: timedelta | None) -> Any:
     from torch.distributed import distributed_c10d as c10d
 
     default = c10d._get_default_group()
     with rendezvous.waiting():
         group, _ = c10d._new_process_group_helper(
-            len(one.ranks),
-            one.ranks.index(default.rank()),
-            list(one.ranks),
-            c10d.Backend(one.backend),
+            len(subgroup.ranks),
+            subgroup.ranks.index(default.rank()),
+            list(subgroup.ranks),
+            c10d.Backend(subgroup.backend),
             c10d._world.pg_map[default][1],
-            one.name,
-            timeout=timeout or c10d._get_default_timeout(c10d.Backend(one.backend)),
-            group_desc=one.description,
+            subgroup.name,
+            timeout=timeout or c10d._get_default_timeout(c10d.Backend(subgroup.backend)),
+            group_desc=subgroup.description,
         )
-    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(one.ranks)}
+    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(subgroup.ranks)}
     return group

@@ -175,7 +175,7 @@ class WatchdogBounds:
     idle: float
     lifetime: float
     bootstrap: float = BOOTSTRAP
-    gone: float = GONE
+    absent_after: float = GONE
     margin: float = IDLE_MARGIN
     interval: float = 10.0
 
@@ -193,7 +193,7 @@ def watchdog_script(job: str, user: str, bounds: WatchdogBounds) -> str:
         "idle": _seconds(bounds.idle + bounds.margin),
         "lifetime": _seconds(bounds.lifetime),
         "bootstrap": _seconds(bounds.bootstrap),
-        "gone": _seconds(bounds.gone),
+        "gone": _seconds(bounds.absent_after),
         "interval": f"{bounds.interval:g}",
     }
     assigned = "\n".join(f"{name}={quote(value)}" for name, value in settings.items())

@@ -27,7 +27,7 @@ _WORDS = {
 _OF_ALL = ("credentials", "account")
 
 
-def why(problem: CloudError) -> str | None:
+def unanswered_reason(problem: CloudError) -> str | None:
     """Return why a query has no answer, or None if the problem affects every query."""
     return None if problem.kind in _OF_ALL else _WORDS.get(problem.kind, problem.code)
 
@@ -38,12 +38,12 @@ def optional(ask: Callable[[], T], permission: str, notes: list[str]) -> T | Non
     Appends a line with the missing permission to `notes` if refused.
 
     Raises:
-        CloudError: the problem affects every query (see `why`).
+        CloudError: the problem affects every query (see `unanswered_reason`).
     """
     try:
         return ask()
     except CloudError as problem:
-        reason = why(problem)
+        reason = unanswered_reason(problem)
         if reason is None:
             raise
         notes.append(f"{permission}: {reason}")
@@ -100,7 +100,7 @@ class Cache:
         try:
             answer = Dated(ask(), self._now())
         except CloudError as problem:
-            if cached is None or why(problem) is None:
+            if cached is None or unanswered_reason(problem) is None:
                 raise
             return cached
         self._write(name, answer)
@@ -121,5 +121,5 @@ class Cache:
             return Dated(stored["value"], float(stored["at"]))
         return None
 
-    def _write(self, name: str, kept: Dated) -> None:
-        atomic.keep(self._path(name), json.dumps({"at": kept.at, "value": kept.value}).encode())
+    def _write(self, name: str, entry: Dated) -> None:
+        atomic.keep(self._path(name), json.dumps({"at": entry.at, "value": entry.value}).encode())

@@ -237,7 +237,7 @@ PRICES = {one.name: price for one, price in _ROWS}
 
 def used_regions(clients: AwsClients) -> list[str]:
     """Return the regions that the account uses. Raises CloudError."""
-    return _described(clients, every=False)
+    return _described(clients, include_all=False)
 
 
 def check_regions(names: Sequence[str], clients: AwsClients) -> None:
@@ -250,7 +250,7 @@ def check_regions(names: Sequence[str], clients: AwsClients) -> None:
     if not unknown:
         return
     try:
-        existing = _described(clients, every=True)
+        existing = _described(clients, include_all=True)
     except CloudError:  # later calls query EC2 again and report the problem
         return
     mistakes = [
@@ -262,9 +262,9 @@ def check_regions(names: Sequence[str], clients: AwsClients) -> None:
         raise RequestError(mistakes)
 
 
-def _described(clients: AwsClients, *, every: bool) -> list[str]:
+def _described(clients: AwsClients, *, include_all: bool) -> list[str]:
     answer = clients.call(
-        "ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=every
+        "ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=include_all
     )
     return sorted(region["RegionName"] for region in answer["Regions"])
 

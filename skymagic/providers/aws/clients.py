@@ -162,16 +162,16 @@ class AwsClients:
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
     def _once(
-        self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]
+        self, location: Where, service: str, operation: str, parameters: Mapping[str, Any]
     ) -> dict[str, Any]:
         from botocore import xform_name
 
-        with _in_words(where):
-            method = getattr(self._client(service, where.region), xform_name(operation))
+        with _in_words(location):
+            method = getattr(self._client(service, location.region), xform_name(operation))
             answer: dict[str, Any] = method(**parameters)
         # botocore treats a page as an empty answer if the service speaks JSON
         if _is_page(answer):
-            raise errors.page(_status(answer), where)
+            raise errors.page(_status(answer), location)
         return answer
 
     def _client(self, service: str, region: str) -> Any:
@@ -198,7 +198,7 @@ class AwsClients:
 
 
 @contextmanager
-def _in_words(where: Where) -> Iterator[None]:
+def _in_words(location: Where) -> Iterator[None]:
     """Translate botocore's errors to ours."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -208,17 +208,17 @@ def _in_words(where: Where) -> Iterator[None]:
     except ClientError as refusal:
         details, status = refusal.response.get("Error", {}), _status(refusal.response)
         if _is_page(refusal.response):
-            raise errors.page(status, where) from refusal
+            raise errors.page(status, location) from refusal
         raise errors.refused(
-            details.get("Code", ""), details.get("Message", ""), where, status
+            details.get("Code", ""), details.get("Message", ""), location, status
         ) from refusal
     except (BotoCoreError, ResponseParserError) as problem:
         names = tuple(base.__name__ for base in type(problem).__mro__)
-        raise errors.failed(names, str(problem), where) from problem
+        raise errors.failed(names, str(problem), location) from problem
     except ValueError as problem:
         if not str(problem).startswith("Invalid endpoint"):  # an endpoint_url that is no URL
             raise
-        raise errors.failed(("InvalidEndpoint",), str(problem), where) from problem
+        raise errors.failed(("InvalidEndpoint",), str(problem), location) from problem
 
 
 def _status(answer: Mapping[str, Any]) -> int:

@@ -108,31 +108,31 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
     return ErrorKind.INTERNAL if status >= 500 or code.startswith("Server.") else ErrorKind.INVALID
 
 
-def refused(code: str, message: str, where: Where, status: int = 400) -> CloudError:
+def refused(code: str, message: str, location: Where, status: int = 400) -> CloudError:
     """Return the error for an answer with this code."""
     kind = kind_of(code, status)
-    what, remedy = _refusal(kind, code, message.strip(), where)
+    what, remedy = _refusal(kind, code, message.strip(), location)
     return CloudError(kind, code, what, remedy)
 
 
-def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[str, str]:
+def _refusal(kind: ErrorKind, code: str, message: str, location: Where) -> tuple[str, str]:
     """Return what happened and what to do."""
-    in_region = f" in {where.region}" if where.region else ""
+    in_region = f" in {location.region}" if location.region else ""
     details = f"{code}: {_plain(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
         return (
-            f"these AWS credentials may not call {_permission(message, where)}{in_region} "
+            f"these AWS credentials may not call {_permission(message, location)}{in_region} "
             f"({_denied_by(message)})",
             (
-                f"have {_permission(message, where)} added to the policy of "
-                f"{_principal(message, where)}; docs/how-to/aws.md has the whole of it"
+                f"have {_permission(message, location)} added to the policy of "
+                f"{_principal(message, location)}; docs/how-to/aws.md has the whole of it"
             ),
         )
     if kind is ErrorKind.QUOTA:
         quota = _QUOTAS.get(code.removeprefix("Client."), "a quota of the account")
         console = (
-            f"https://{where.region}.console.aws.amazon.com/servicequotas"
-            if where.region
+            f"https://{location.region}.console.aws.amazon.com/servicequotas"
+            if location.region
             else "Service Quotas"
         )
         return (
@@ -140,13 +140,15 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
             f"ask for more of it at {console}, or for fewer or smaller machines",
         )
     if kind is ErrorKind.CREDENTIALS:
-        return f"AWS does not accept the credentials ({details})", _credentials_remedy(code, where)
+        return f"AWS does not accept the credentials ({details})", _credentials_remedy(
+            code, location
+        )
     if kind is ErrorKind.ACCOUNT:
         return _account(code, details, in_region)
     if kind in _PLAIN:
         what, remedy = _PLAIN[kind]
-        return f"{what.format(call=f'{where.operation}{in_region}')} ({details})", remedy
-    return f"{where.operation}{in_region}: {details}", ""
+        return f"{what.format(call=f'{location.operation}{in_region}')} ({details})", remedy
+    return f"{location.operation}{in_region}: {details}", ""
 
 
 _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
@@ -167,23 +169,23 @@ _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
 """Description and remedy by kind."""
 
 
-def _account(code: str, said: str, there: str) -> tuple[str, str]:
+def _account(code: str, message: str, region: str) -> tuple[str, str]:
     if code == "OptInRequired":
         remedy = "enable the region in the account's settings, or take another"
-        return f"the account does not use this region{there} ({said})", remedy
+        return f"the account does not use this region{region} ({message})", remedy
     if "Pending" in code:
         return (
-            f"AWS is still verifying the account{there} ({said})",
+            f"AWS is still verifying the account{region} ({message})",
             "this takes hours; AWS sends a mail when it is done",
         )
     return (
-        f"AWS has blocked the account ({said})",
+        f"AWS has blocked the account ({message})",
         "AWS support says why; this is not a lack of capacity",
     )
 
 
-def _credentials_remedy(code: str, where: Where) -> str:
-    profile = f" --profile {where.profile}" if where.profile else ""
+def _credentials_remedy(code: str, location: Where) -> str:
+    profile = f" --profile {location.profile}" if location.profile else ""
     if "Expired" in code:
         again = f"log in again (aws sso login{profile}), or renew the session's credentials"
         return (
@@ -196,22 +198,22 @@ def _credentials_remedy(code: str, where: Where) -> str:
     return f"check: aws sts get-caller-identity{profile}"
 
 
-def _permission(message: str, where: Where) -> str:
+def _permission(message: str, location: Where) -> str:
     """Return the missing permission.
 
     EC2 may report another action than the one called: RunInstances can fail for ec2:CreateTags.
     """
     match = re.search(r"not authorized to perform:? ([\w-]+:\w+)", message)
-    return match[1] if match else where.operation
+    return match[1] if match else location.operation
 
 
-def _principal(message: str, where: Where) -> str:
+def _principal(message: str, location: Where) -> str:
     match = re.search(r"User: (arn:[^\s]+)", message)
     return (
         match[1]
         if match
-        else f"the profile {where.profile}"
-        if where.profile
+        else f"the profile {location.profile}"
+        if location.profile
         else "these credentials"
     )
 
@@ -322,12 +324,12 @@ CLIENT_SIDE = {
 """Kind, what happened, and what to do, by the name of botocore's class."""
 
 
-def page(status: int, where: Where) -> CloudError:
+def page(status: int, location: Where) -> CloudError:
     """Return the error for a page of HTML received instead of an answer."""
-    return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", where)
+    return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
 
 
-def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
+def failed(names: tuple[str, ...], message: str, location: Where) -> CloudError:
     """Return the error for one of botocore's own errors, raised before any answer.
 
     Args:
@@ -336,10 +338,10 @@ def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
     explanation = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
     kind, what, remedy = explanation or (
         ErrorKind.INVALID,
-        f"{where.operation} could not be called",
+        f"{location.operation} could not be called",
         "",
     )
-    profile = f" --profile {where.profile}" if where.profile else ""
+    profile = f" --profile {location.profile}" if location.profile else ""
     # the following lines are the text that botocore could not parse
     first, *_ = _plain(message).splitlines() or [""]
     return CloudError(

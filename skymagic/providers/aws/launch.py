@@ -108,7 +108,7 @@ def parameters(
     offer: MachineOffer,
     count: int,
     image: MachineImage,
-    place: NetworkPlace,
+    network: NetworkPlace,
     user_data: str,
     settings: CloudSettings,
     label: Label,
@@ -143,7 +143,7 @@ def parameters(
                 },
             }
         ],
-        "NetworkInterfaces": interfaces(offer, place, settings),
+        "NetworkInterfaces": interfaces(offer, network, settings),
         "TagSpecifications": label.specifications("instance", "volume", "network-interface"),
         **({"Placement": {"GroupName": near}} if near else {}),
         **_market(offer),
@@ -158,15 +158,15 @@ def _market(offer: MachineOffer) -> dict[str, Any]:
 
 
 def interfaces(
-    offer: MachineOffer, place: NetworkPlace, settings: CloudSettings
+    offer: MachineOffer, network: NetworkPlace, settings: CloudSettings
 ) -> list[dict[str, Any]]:
     """Return the network cards of each machine. Pure.
 
     EC2 assigns no public address on its own to a machine with several cards.
     """
     card_settings: dict[str, Any] = {
-        "SubnetId": place.subnet,
-        "Groups": [place.group],
+        "SubnetId": network.subnet,
+        "Groups": [network.group],
         "DeleteOnTermination": True,
     }
     kind = {"InterfaceType": "efa"} if offer.efa else {}
@@ -185,14 +185,14 @@ def interfaces(
     ]
 
 
-def launch(clients: AwsClients, region: str, asked: Mapping[str, Any]) -> list[str]:
+def launch(clients: AwsClients, region: str, parameters: Mapping[str, Any]) -> list[str]:
     """Start machines and return their IDs. Repeating the same call starts them only once.
 
     Raises:
         CloudError: no machine was started; if `kind` is in `errors.UNCERTAIN`, that is unknown.
     """
     answer = clients.until_settled(
-        lambda: clients.call("ec2", region, "RunInstances", **asked),
+        lambda: clients.call("ec2", region, "RunInstances", **parameters),
         SETTLE_SECONDS,
         lambda problem: problem.kind == "missing",  # the security group, created a moment ago
     )
@@ -245,9 +245,9 @@ def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, 
     }
 
 
-def check_running(found: Any, region: str) -> None:
+def check_running(machine: Any, region: str) -> None:
     """Raise CloudError if one of these instances ends or has ended, with EC2's reason."""
-    for instance in found:
+    for instance in machine:
         if instance["State"]["Name"] not in ("pending", "running"):
             reason = instance.get("StateReason", {})
             message = (
@@ -259,8 +259,8 @@ def check_running(found: Any, region: str) -> None:
             )
 
 
-def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
-    cards = said.get("NetworkInterfaces", ())
+def _instance(response: Mapping[str, Any], region: str) -> RunningInstance:
+    cards = response.get("NetworkInterfaces", ())
     first: Mapping[str, Any] = next(
         (
             network_card
@@ -270,9 +270,9 @@ def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
         {},
     )
     return RunningInstance(
-        said["InstanceId"],
+        response["InstanceId"],
         region,
-        said["PrivateIpAddress"],
-        said.get("PublicIpAddress", ""),
+        response["PrivateIpAddress"],
+        response.get("PublicIpAddress", ""),
         first.get("NetworkInterfaceId", ""),
     )

@@ -37,7 +37,7 @@ now.
 class RegionLaunches:
     """Resources created in a region, as far as EC2 has answered."""
 
-    known: set[str] = field(default_factory=set)
+    instances: set[str] = field(default_factory=set)
     """IDs of instances."""
     uncertain: bool = False
     """True while a launch is in progress, or after its answer was lost."""
@@ -116,19 +116,19 @@ class Lease:
             last.kind, last.code, f"no capacity for {count} machines:\n  {listed}", remedy
         ) from last
 
-    def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:
+    def replace(self, offer: MachineOffer, lost: Collection[str]) -> list[RunningInstance]:
         """Rent replacements from the same offer for these machines, which are ended.
 
         Raises:
             CloudError: none are available; the call may be repeated.
         """
         self._regions.setdefault(offer.region, RegionLaunches())
-        self.end(offer.region, gone)
-        before = set(self._regions[offer.region].known)
+        self.end(offer.region, lost)
+        before = set(self._regions[offer.region].instances)
         try:
-            return self._of(offer, len(set(gone)), head=False)
+            return self._of(offer, len(set(lost)), head=False)
         except CloudError:
-            self.end(offer.region, self._regions[offer.region].known - before)
+            self.end(offer.region, self._regions[offer.region].instances - before)
             raise
 
     def end(self, region: str, ids: Collection[str]) -> None:
@@ -136,7 +136,7 @@ class Lease:
         if new := set(ids) - self._ended:
             Release(self.clients, region, filters(job=self.label.job), new).terminate(new)
             self._ended |= new
-            ledger.lose(self.label.job, len(new))
+            ledger.mark_lost(self.label.job, len(new))
 
     def alive(self, region: str, instance: str) -> bool | None:
         """Return whether EC2 reports a machine as running, or None if it does not say.
@@ -151,7 +151,7 @@ class Lease:
             self._asked[instance] = now
             between = (LOOK_SECONDS if followed else SOON_SECONDS) * factor
             if self._runs.get(instance) is not False and now >= self._looked + between:
-                self._look(region, {instance, *self._regions[region].known} - self._ended)
+                self._look(region, {instance, *self._regions[region].instances} - self._ended)
                 self._looked = now
             return self._runs.get(instance)
 
@@ -179,7 +179,7 @@ class Lease:
                 )
                 return self._launched(offer, count, head, near)
             except CloudError as problem:
-                if not network.placement_at_fault(problem):
+                if not network.is_placement_failure(problem):
                     raise
                 self._end_launch(offer.region)
                 self._say(
@@ -221,7 +221,7 @@ class Lease:
         except CloudError as problem:
             region.uncertain = problem.kind in UNCERTAIN
             raise
-        region.known |= set(ids)
+        region.instances |= set(ids)
         disk = max(self.settings.disk, image.disk)
         disks = count * disk * ledger.DISK_PRICE
         ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disks))
@@ -243,10 +243,10 @@ class Lease:
         `release` waits until they are gone.
         """
         launches = self._regions[region]
-        if launches.known:
-            Release(self.clients, region, filters(job=self.label.job), launches.known).terminate(
-                launches.known
-            )
+        if launches.instances:
+            Release(
+                self.clients, region, filters(job=self.label.job), launches.instances
+            ).terminate(launches.instances)
 
     def release(self, *, exact: bool = True) -> None:
         """Release everything and wait until EC2 confirms it.
@@ -284,7 +284,11 @@ class Lease:
             problem
             for name, launches in self._regions.items()
             for problem in Release(
-                self.clients, name, filters(job=self.label.job), launches.known, launches.uncertain
+                self.clients,
+                name,
+                filters(job=self.label.job),
+                launches.instances,
+                launches.uncertain,
             ).run()
         ]
 

@@ -93,33 +93,37 @@ def rent(
 
 def launches(job: str) -> int:
     """Return the highest launch number of a pool; 0 without launches."""
-    return max((entry.number for entry in every() if entry.job == job), default=0)
+    return max((entry.number for entry in all_rents() if entry.job == job), default=0)
 
 
-def write(one: Rent) -> None:
+def write(rent: Rent) -> None:
     """Store a rent. Does nothing if the home folder is not writable."""
-    atomic.keep(_path(one), json.dumps(asdict(one)).encode())
+    atomic.keep(_path(rent), json.dumps(asdict(rent)).encode())
 
 
-def _path(one: Rent) -> Path:
+def _path(rent: Rent) -> Path:
     return (
         atomic.state_folder("costs")
-        / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
+        / f"{rent.job}-{rent.number}{f'.{rent.part}' if rent.part else ''}.json"
     )
 
 
-def lose(job: str, count: int) -> None:
+def mark_lost(job: str, count: int) -> None:
     """Record that some machines of a pool have ended while the others continue.
 
     Counts them against the pool's oldest launches, because all have the same price.
     """
     now = time.time()
-    for entry in every():
+    for entry in all_rents():
         if entry.job != job or entry.ended is not None or not count:
             continue
         ended, parts = (
             min(count, entry.machines),
-            [other.part for other in every() if (other.job, other.number) == (job, entry.number)],
+            [
+                other.part
+                for other in all_rents()
+                if (other.job, other.number) == (job, entry.number)
+            ],
         )
         if ended == entry.machines:
             write(replace(entry, ended=now))
@@ -129,21 +133,21 @@ def lose(job: str, count: int) -> None:
         count -= ended
 
 
-def _share(one: Rent, machines: int) -> Rent:
-    part = machines / one.machines
-    price = None if one.price is None else one.price * part
-    return replace(one, machines=machines, price=price, beside=one.beside * part)
+def _share(rent: Rent, machines: int) -> Rent:
+    part = machines / rent.machines
+    price = None if rent.price is None else rent.price * part
+    return replace(rent, machines=machines, price=price, beside=rent.beside * part)
 
 
 def end(job: str, *, exact: bool = True) -> None:
     """Record that a pool's machines were released now, or were found to be gone. Twice is safe."""
     now = time.time()
-    for entry in every():
+    for entry in all_rents():
         if entry.job == job and entry.ended is None:
             write(replace(entry, ended=min(now, entry.bound), exact=exact))
 
 
-def every() -> list[Rent]:
+def all_rents() -> list[Rent]:
     """Return all stored rents, the oldest first. Deletes those that ended long ago."""
     rents = sorted(_read(), key=lambda one: one.started)
     old = {

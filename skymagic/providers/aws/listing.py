@@ -72,9 +72,9 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
         below = "".join(f"<p>{escape(line)}</p>" for line in self._below(len(rows) - len(shown)))
         return f"{html_table([HEADINGS, *shown])}{below}"
 
-    def _below(self, left: int) -> list[str]:
+    def _below(self, remaining: int) -> list[str]:
         pool = [f"per hour: of {self.nodes} machines"] if self.nodes > 1 else []
-        more = [f"and {left} more, which cost more"] if left else []
+        more = [f"and {remaining} more, which cost more"] if remaining else []
         return [*more, *pool, *(f"unknown: {note}" for note in self.market.notes)]
 
     def __repr__(self) -> str:
@@ -121,33 +121,33 @@ def where(group: Sequence[MachineOffer]) -> str:
     return " ".join([region, *zones])
 
 
-def machine(one: MachineOffer) -> str:
+def machine(offer: MachineOffer) -> str:
     """Describe a machine: "p4d.24xlarge (8 × A100)"."""
-    return one.instance_type + (f" ({one.gpus} × {one.gpu})" if one.gpu else "")
+    return offer.instance_type + (f" ({offer.gpus} × {offer.gpu})" if offer.gpu else "")
 
 
-def machines(one: MachineOffer, nodes: int) -> str:
+def machines(offer: MachineOffer, nodes: int) -> str:
     """Describe machines and their place: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
-    return f"{nodes} × {machine(one)} in {place(one)}"
+    return f"{nodes} × {machine(offer)} in {place(offer)}"
 
 
-def place(one: MachineOffer) -> str:
+def place(offer: MachineOffer) -> str:
     """Describe where and how a machine is rented: "us-east-1a, spot"."""
-    return f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}"
+    return f"{offer.zone or offer.region}, {'spot' if offer.spot else 'on demand'}"
 
 
-def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental:
+def rental(offers: Sequence[MachineOffer], market: Market, nodes: int) -> Rental:
     """Return a plan's summary of the offer that is tried first.
 
     Args:
         chosen: all offers in the order of trial.
     """
-    first = chosen[0]
-    prices = [price for offer in chosen if (price := per_hour(offer, nodes)) is not None]
+    first = offers[0]
+    prices = [price for offer in offers if (price := per_hour(offer, nodes)) is not None]
     return Rental(
         provider="aws",
         machine=machine(first),
-        place=place(first),
+        location=place(first),
         region=first.region,
         cpus=first.vcpus,
         memory_gb=first.memory,
@@ -155,14 +155,14 @@ def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
         price=per_hour(first, nodes),
         priced=first.priced,
         most=max(prices, default=None),
-        notes=(*_otherwise(chosen), *(f"unknown: {note}" for note in market.notes)),
+        notes=(*_otherwise(offers), *(f"unknown: {note}" for note in market.notes)),
     )
 
 
-def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
+def _otherwise(offers: Sequence[MachineOffer]) -> list[str]:
     """Return a note on the other places where machines are requested."""
     alternatives: dict[tuple[str, str], list[MachineOffer]] = {}
-    for offer in chosen[1:]:
+    for offer in offers[1:]:
         alternatives.setdefault((offer.instance_type, offer.region), []).append(offer)
     descriptions = [f"{name} in {where(group)}" for (name, _), group in alternatives.items()]
     more = (

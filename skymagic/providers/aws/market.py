@@ -69,9 +69,9 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
         )
     )
     if not any(
-        selection.wanted(request, offered.types.values()) for offered in catalogues.values()
+        selection.matching_types(request, offered.types.values()) for offered in catalogues.values()
     ):
-        raise RequestError(selection.nothing(request, catalogues))
+        raise RequestError(selection.explain_no_offer(request, catalogues))
     # optional queries get shorter time limits
     parts = _all(
         [
@@ -101,18 +101,21 @@ def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
         names,
     )
     if not ordered:
-        raise RequestError(selection.nothing(request, catalogues))
+        raise RequestError(selection.explain_no_offer(request, catalogues))
     return Market(tuple(ordered), notes=(f"zones and present prices: {reason}",))
 
 
-def _region(request: PoolRequest, clients: AwsClients, there: Catalogue, cache: Cache) -> Market:
+def _region(
+    request: PoolRequest, clients: AwsClients, catalogue: Catalogue, cache: Cache
+) -> Market:
     """Return the offers of one region."""
-    notes = list(there.notes)
+    notes = list(catalogue.notes)
     names = [
-        instance_type.name for instance_type in selection.wanted(request, there.types.values())
+        instance_type.name
+        for instance_type in selection.matching_types(request, catalogue.types.values())
     ]
-    costs = _prices(request, clients, there.region, names, cache, notes) if names else Prices()
-    return Market(tuple(selection.offers_of(request, there, costs)), tuple(notes))
+    costs = _prices(request, clients, catalogue.region, names, cache, notes) if names else Prices()
+    return Market(tuple(selection.offers_of(request, catalogue, costs)), tuple(notes))
 
 
 def _prices(

@@ -221,7 +221,7 @@ def placement_group(clients: AwsClients, region: str, label: Label, launch: int)
     return name
 
 
-def placement_at_fault(problem: CloudError) -> bool:
+def is_placement_failure(problem: CloudError) -> bool:
     """Return True if a launch failed because of its placement group. Pure.
 
     Without the group there may be capacity.

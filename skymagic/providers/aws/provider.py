@@ -20,7 +20,7 @@ from skymagic.errors import CloudError
 from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
-from skymagic.plan.renting import bounded, plan_rented
+from skymagic.plan.renting import plan_rented, with_bounds
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
 from skymagic.providers.aws import boot, listing, market, reaching, rented, replacing, sweep, tags
@@ -44,7 +44,7 @@ class AWS:
         """Find out which machines are offered and their prices. Creates nothing."""
         settings = request.cloud
         clients = AwsClients.of(settings)
-        request = bounded(request)
+        request = with_bounds(request)
         reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
         try:
@@ -74,7 +74,7 @@ class AWS:
         held.offer = offer
         ids = [instance.id for instance in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
-        replacing.acquired(survey, instances, say)
+        replacing.prepare_machines(survey, instances, say)
         check(plan, held.machines, survey.requirements)
         return rented.nodes_of(held.machines, offer, held.lease)
 
@@ -82,7 +82,7 @@ class AWS:
         self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event
     ) -> Mapping[int, Node]:
         """Replace lost machines by others of the same type and zone as soon as EC2 has capacity."""
-        return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
+        return replacing.replace_lost(survey, lost, bounds(survey.plan.request), say, stop)
 
     def attach(
         self, plan: Plan, accesses: Sequence[RentedAccess]

@@ -176,8 +176,8 @@ class RentedSurvey(Survey):
         """
         held = self.held
         try:
-            ssh.side_by_side(ssh.Machine.close, held.machines)
-            ssh.side_by_side(HostConnection.close, held.connections)
+            ssh.call_concurrently(ssh.Machine.close, held.machines)
+            ssh.call_concurrently(HostConnection.close, held.connections)
         finally:
             if held.lease is not None:
                 held.lease.release()

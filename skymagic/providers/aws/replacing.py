@@ -14,10 +14,10 @@ from dataclasses import replace
 from skymagic.bootstrap.provision import probe
 from skymagic.cluster import Node, checking
 from skymagic.cluster.health import Findings
-from skymagic.display.live import confirmed
+from skymagic.display.live import ask_yes_no
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, ProvisionError
-from skymagic.plan.units import agreeing
+from skymagic.plan.units import verb_form
 from skymagic.providers import ssh
 from skymagic.providers.aws import boot, reaching, rented
 from skymagic.providers.aws.boot import WatchdogBounds
@@ -41,11 +41,11 @@ LEAST_SECONDS = 600.0
 """Remaining lifetime of a pool below which no replacement is rented, in seconds."""
 
 
-def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say) -> None:
+def prepare_machines(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say) -> None:
     """Prepare the machines of a pool, and replace unusable ones once. Raises ProvisionError."""
     held, running = survey.held, list(instances)
     lease, offer = held.taken
-    machines, findings = ready(survey, instances, say)
+    machines, findings = set_up_machines(survey, instances, say)
     held.machines += machines
     if not findings.broken:
         return
@@ -55,7 +55,7 @@ def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Sa
         )
     agree_to_replace(survey, findings)
     replacements = lease.replace(offer, [running[index].id for index in findings.broken])
-    news, _ = ready(
+    news, _ = set_up_machines(
         survey, replacements, say, None if 0 in findings.broken else held.machines[0].endpoint
     )
     for index, instance, new in zip(findings.broken, replacements, news, strict=True):
@@ -67,7 +67,7 @@ def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Sa
         raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
 
 
-def ready(
+def set_up_machines(
     survey: RentedSurvey,
     instances: Sequence[RunningInstance],
     say: Say,
@@ -83,7 +83,7 @@ def ready(
     reached = reaching.endpoints(instances, held.keys, survey.plan.request.cloud, head)
     connections = reaching.connect(survey.clients, instances, reached, say)
     held.connections += connections  # so that they are closed even if the next steps fail
-    facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
+    facts = ssh.call_concurrently(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
 
     def check_beside() -> Findings | None:
@@ -96,7 +96,7 @@ def ready(
         )
 
     try:
-        _, findings = ssh.side_by_side(
+        _, findings = ssh.call_concurrently(
             lambda job: job(),
             [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside],
         )
@@ -104,7 +104,7 @@ def ready(
         if findings is None or findings.may_pass:
             findings = check_machines(survey, machines, instances, say)
     except BaseException:
-        ssh.side_by_side(ssh.Machine.close, machines)
+        ssh.call_concurrently(ssh.Machine.close, machines)
         raise
     print_findings(findings)
     return machines, findings
@@ -125,41 +125,41 @@ def check_machines(
     return checking.check(nodes, expected=offer.gpus, say=say)
 
 
-def print_findings(found: Findings) -> None:
+def print_findings(findings: Findings) -> None:
     """Print noteworthy findings, on the thread of a cell."""
-    for verdict in found.verdicts:
+    for verdict in findings.verdicts:
         # a note remains visible after the start's own display has ended
-        print_note(f"[{found.nodes[verdict.node].name}: {verdict.words}]")
+        print_note(f"[{findings.nodes[verdict.node].name}: {verdict.reasons}]")
 
 
-def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
+def agree_to_replace(survey: RentedSurvey, findings: Findings) -> None:
     """Ask for permission to replace the broken machines. Raises ProvisionError without it."""
     _, offer = survey.held.taken
-    description, many = broken(found), len(found.broken)
+    description, many = broken(findings), len(findings.broken)
     cost = (
         "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
     )
-    instead = f"in {agreeing(many, 'its', 'their')} place"
+    instead = f"in {verb_form(many, 'its', 'their')} place"
     replacements = (
         f"{many} × {offer.instance_type} {instead} {cost}, "
-        f"once {agreeing(many, 'it is', 'they are')} ended"
+        f"once {verb_form(many, 'it is', 'they are')} ended"
     )
-    if not (survey.plan.request.yes or confirmed(f"{description}: {replacements}")):
+    if not (survey.plan.request.yes or ask_yes_no(f"{description}: {replacements}")):
         raise ProvisionError(
             f"{description}; nothing else was rented {instead}: add -y, or start again"
         )
 
 
-def broken(found: Findings) -> str:
+def broken(findings: Findings) -> str:
     """Describe the unusable machines, each with the reason."""
     return "; ".join(
-        f"{found.nodes[verdict.node].name}: {verdict.words}"
-        for verdict in found.verdicts
+        f"{findings.nodes[verdict.node].name}: {verdict.reasons}"
+        for verdict in findings.verdicts
         if verdict.broken
     )
 
 
-def lost_replaced(
+def replace_lost(
     survey: RentedSurvey,
     lost: Sequence[int],
     limits: WatchdogBounds,
@@ -180,7 +180,7 @@ def lost_replaced(
     while (instances := _rented(survey, lost_ids, limits, say, stop)) is not None:
         ids = [instance.id for instance in instances]
         try:
-            new, findings = ready(survey, instances, say, head)
+            new, findings = set_up_machines(survey, instances, say, head)
             nodes = rented.nodes_of(new, offer, lease, lost)
         except BaseException:
             lease.end(offer.region, ids)
@@ -197,7 +197,7 @@ def lost_replaced(
 
 def _rented(
     survey: RentedSurvey,
-    gone: Sequence[str],
+    lost: Sequence[str],
     limits: WatchdogBounds,
     say: Say,
     stop: threading.Event,
@@ -215,14 +215,14 @@ def _rented(
             survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds
         )
         try:
-            return lease.replace(offer, gone)
+            return lease.replace(offer, lost)
         except CloudError as problem:
             if problem.kind not in RETURNING:
                 raise
             spot = offer.spot and problem.kind == ErrorKind.CAPACITY
             hint = "; %sky_pool without --spot rents them on demand" if spot else ""
             say(
-                f"no replacement for {', '.join(gone)} yet ({problem.reason}); "
+                f"no replacement for {', '.join(lost)} yet ({problem.reason}); "
                 f"asking again every minute{hint}"
             )
         stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)

@@ -68,7 +68,7 @@ The image's driver only has that module.
 """
 
 
-def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
+def matching_types(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
     """Return the types that serve a request, the best-known first; an empty list if none does.
 
     With GPUs: types with exactly that many, or else the smallest larger number. Without: this
@@ -90,53 +90,55 @@ def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[Instance
     return sorted((spec for spec in having if spec.gpus == fewest), key=lambda one: one.name)
 
 
-def _is(asked: str, gpu: str) -> bool:
+def _is(requested: str, gpu: str) -> bool:
     """Return True if a GPU is the requested one.
 
     A GPU that only EC2 has a name for cannot be requested.
     """
-    return asked == gpu or matches(asked, gpu)
+    return requested == gpu or matches(requested, gpu)
 
 
-def _had(request: PoolRequest, one: InstanceType) -> bool:
+def _had(request: PoolRequest, instance_type: InstanceType) -> bool:
     return (
-        one.architecture == ARCHITECTURE
-        and not one.accelerated
-        and (one.spot if request.spot else one.on_demand)
+        instance_type.architecture == ARCHITECTURE
+        and not instance_type.accelerated
+        and (instance_type.spot if request.spot else instance_type.on_demand)
     )
 
 
-def _enough(request: PoolRequest, one: InstanceType) -> bool:
+def _enough(request: PoolRequest, instance_type: InstanceType) -> bool:
     cpus, memory = request.cpus, request.memory
     if request.accelerator is None:
         cpus = cpus or AtLeast(max(LEAST_CPUS, request.procs_per_node or 1), or_more=True)
         memory = memory or AtLeast(LEAST_MEMORY, or_more=True)
-    return serves(cpus, one.vcpus) and serves(memory, one.memory)
+    return serves(cpus, instance_type.vcpus) and serves(memory, instance_type.memory)
 
 
-def serves(asked: AtLeast | None, has: float) -> bool:
+def serves(requested: AtLeast | None, has: float) -> bool:
     """Return True if an amount meets the request: exactly, or at least."""
-    if asked is None:
+    if requested is None:
         return True
     return (
-        has >= asked.amount * (1 - _ROUNDING)
-        if asked.or_more
-        else abs(has - asked.amount) <= asked.amount * _ROUNDING
+        has >= requested.amount * (1 - _ROUNDING)
+        if requested.or_more
+        else abs(has - requested.amount) <= requested.amount * _ROUNDING
     )
 
 
-def offers_of(request: PoolRequest, there: Catalogue, prices: Prices) -> list[MachineOffer]:
+def offers_of(request: PoolRequest, catalogue: Catalogue, prices: Prices) -> list[MachineOffer]:
     """Return an offer for each type that serves the request, in each zone that has it."""
     return [
-        offer(there.region, zone, instance_type, request.spot, prices)
-        for instance_type in wanted(request, there.types.values())
-        for zone in there.zones_of(instance_type.name)
+        offer(catalogue.region, zone, instance_type, request.spot, prices)
+        for instance_type in matching_types(request, catalogue.types.values())
+        for zone in catalogue.zones_of(instance_type.name)
     ]
 
 
-def offer(region: str, zone: str, one: InstanceType, spot: bool, prices: Prices) -> MachineOffer:
+def offer(
+    region: str, zone: str, instance_type: InstanceType, spot: bool, prices: Prices
+) -> MachineOffer:
     """Return the offer for a type in a zone."""
-    price, priced = prices.price(one.name, zone, spot)
+    price, priced = prices.price(instance_type.name, zone, spot)
     same = [
         "gpu",
         "gpus",
@@ -148,37 +150,39 @@ def offer(region: str, zone: str, one: InstanceType, spot: bool, prices: Prices)
         "efa",
         "architecture",
     ]
-    values = {name: getattr(one, name) for name in same}
-    return MachineOffer(region, zone, one.name, spot=spot, price=price, priced=priced, **values)
+    values = {name: getattr(instance_type, name) for name in same}
+    return MachineOffer(
+        region, zone, instance_type.name, spot=spot, price=price, priced=priced, **values
+    )
 
 
-def by_price(found: Iterable[MachineOffer], regions: Sequence[str] = ()) -> list[MachineOffer]:
+def by_price(offers: Iterable[MachineOffer], regions: Sequence[str] = ()) -> list[MachineOffer]:
     """Sort offers by price, those without a price last.
 
     At equal prices the faster network comes first, then the order of the regions.
     """
     ranks = {region: index for index, region in enumerate(regions)}
 
-    def key(one: MachineOffer) -> tuple[object, ...]:
-        unknown = one.price is None
+    def key(offer: MachineOffer) -> tuple[object, ...]:
+        unknown = offer.price is None
         # without prices, assume that the smaller machine is cheaper
         return (
             unknown,
-            one.price or 0.0,
-            (one.gpus, one.vcpus, one.memory) if unknown else (0, 0, 0.0),
-            -one.network,
-            ranks.get(one.region, len(ranks)),
-            one.region,
-            one.instance_type,
-            one.zone,
+            offer.price or 0.0,
+            (offer.gpus, offer.vcpus, offer.memory) if unknown else (0, 0, 0.0),
+            -offer.network,
+            ranks.get(offer.region, len(ranks)),
+            offer.region,
+            offer.instance_type,
+            offer.zone,
         )
 
-    return sorted(found, key=key)
+    return sorted(offers, key=key)
 
 
-def per_hour(one: MachineOffer, nodes: int) -> float | None:
+def per_hour(offer: MachineOffer, nodes: int) -> float | None:
     """Return the price of a pool of `nodes` machines in dollars per hour; None if unknown."""
-    return None if one.price is None else one.price * nodes
+    return None if offer.price is None else offer.price * nodes
 
 
 def check_served(request: PoolRequest) -> None:
@@ -203,12 +207,12 @@ def check_served(request: PoolRequest) -> None:
         )
 
 
-def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
+def explain_no_offer(request: PoolRequest, catalogues: Mapping[str, Catalogue]) -> list[str]:
     """Explain why no type in these regions serves the request, and suggest what comes close."""
-    regions = " or ".join(there)
+    regions = " or ".join(catalogues)
     types = [
         instance_type
-        for catalogue in there.values()
+        for catalogue in catalogues.values()
         for instance_type in catalogue.types.values()
         if _had(request, instance_type)
     ]

@@ -109,11 +109,11 @@ class Release:
         clients: AwsClients,
         region: str,
         filters: Filters,
-        known: Collection[str] = (),
+        instances: Collection[str] = (),
         uncertain: bool = False,
     ) -> None:
         self.clients, self.region, self.filters = clients, region, filters
-        self.known, self.uncertain = set(known), uncertain
+        self.known, self.uncertain = set(instances), uncertain
         self.problems: list[str] = []
         self._asked: set[str] = set()  # instances whose termination EC2 has accepted
         self._refused: set[str] = set()
@@ -223,7 +223,7 @@ def owner_of(clients: AwsClients) -> str:
     return tags.owner(answer["Arn"])
 
 
-def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
+def find_everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
     """Return the caller's rented resources in all regions, and why some regions did not answer.
 
     Raises CloudError if no region answers.
@@ -276,7 +276,7 @@ def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[
     Returns what could not be released. Raises CloudError.
     """
     own_tags = tags.filters(owner=owner_of(clients))
-    inventories, problems = everything(clients)
+    inventories, problems = find_everything(clients)
     for region_inventory in inventories:
         jobs = ", ".join(sorted(set(region_inventory.instances.values())))
         say(
@@ -400,25 +400,25 @@ def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool
     return TaggedPool(name, job, client, region, ends, tuple(map(_machine, listed)))
 
 
-def _machine(one: dict[str, Any]) -> TaggedMachine:
-    zone = one.get("Placement", {}).get("AvailabilityZone", "")
+def _machine(instance: dict[str, Any]) -> TaggedMachine:
+    zone = instance.get("Placement", {}).get("AvailabilityZone", "")
     return TaggedMachine(
-        one["InstanceId"],
-        one["InstanceType"],
+        instance["InstanceId"],
+        instance["InstanceType"],
         zone,
-        one["State"]["Name"],
-        one["LaunchTime"].timestamp(),
+        instance["State"]["Name"],
+        instance["LaunchTime"].timestamp(),
     )
 
 
-def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
+def chosen_pool(tagged: Tagged, name: str | None) -> TaggedPool:
     """Return the pool to end: the one with this name or job ID, or the only one.
 
     Raises:
         RequestError: the choice is ambiguous, or no region that answered has such a pool.
         CloudError: it was not found, and not all regions answered.
     """
-    pools = {pool.job_id: pool for pool in found.pools if name in (None, pool.name, pool.job_id)}
+    pools = {pool.job_id: pool for pool in tagged.pools if name in (None, pool.name, pool.job_id)}
     if len(pools) == 1:
         return next(iter(pools.values()))
     if pools:
@@ -427,8 +427,8 @@ def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
             f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}"
         )
     missing = f"you have no pool {f'{name!r} ' if name else ''}on EC2"
-    if found.unreached:
-        unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
+    if tagged.unreached:
+        unreached = "; ".join(f"{region}: {reason}" for region, reason in tagged.unreached.items())
         raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
-    available = ", ".join(pool.name for pool in found.pools)
+    available = ", ".join(pool.name for pool in tagged.pools)
     raise RequestError(missing + (f"; available: {available}" if available else ""))

@@ -206,7 +206,7 @@ class HandshakeReply(FrozenMessage):
     """Frames that the daemon has received."""
     error: str = ""
     """Reason for refusing the connection."""
-    gone: bool = False
+    is_lost: bool = False
     """True if the daemon will not come back."""
 
 

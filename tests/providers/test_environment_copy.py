@@ -23,13 +23,13 @@ import pytest
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.builds import TORCH_INDEX, download_bytes
-from skymagic.bootstrap.facts import BuildOffer, Facts, Python
+from skymagic.bootstrap.facts import BuildOffer, HostFacts, Python
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.errors import HostError
-from skymagic.providers import passing
-from skymagic.providers.passing import Target, groups
+from skymagic.providers import environment_copy
+from skymagic.providers.environment_copy import HostPlan, groups
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect
@@ -39,7 +39,7 @@ from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL, kept_folder
 from tests.lab.wheels import make_wheel, served
 
-HOST = Facts(
+HOST = HostFacts(
     system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36", boot="b", indexes=1,
     addresses=(("eth0", "10.0.0.1"),), pythons=(Python(MINOR, "/usr/bin/python3"),), uv="/usr/bin/uv",
 )  # fmt: skip
@@ -66,11 +66,11 @@ def test_which_hosts_pass_on() -> None:
     large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
     def grouped(
-        *hosts: Facts, requirements: Requirements = wanted, alone: bool = False
+        *hosts: HostFacts, requirements: Requirements = wanted, alone: bool = False
     ) -> list[list[str]]:
         pythons = ("".join(python.path for python in each.pythons[:1]) for each in hosts)
         targets = [
-            Target(str(n), None, *each)  # type: ignore[arg-type]
+            HostPlan(str(n), None, *each)  # type: ignore[arg-type]
             for n, each in enumerate(zip(hosts, pythons, strict=True))
         ]
         found = [
@@ -140,7 +140,7 @@ class Lab:
     login: Login
     endpoints: list[Endpoint] = field(default_factory=list)
     connections: list[HostConnection] = field(default_factory=list)
-    facts: list[Facts] = field(default_factory=list)
+    facts: list[HostFacts] = field(default_factory=list)
 
     def wheels(self) -> list[str]:
         return sorted(path.name for path in self.folder.rglob("*.whl"))
@@ -166,7 +166,7 @@ class Lab:
                 shutil.rmtree(host.home / part, ignore_errors=True)
 
     def set_up(
-        self, told: list[str], *facts: Facts, wanted: Requirements | None = None
+        self, told: list[str], *facts: HostFacts, wanted: Requirements | None = None
     ) -> list[Machine]:
         """A start of the first hosts, which are as `facts` say."""
         known = zip(self.endpoints, self.connections, facts or self.facts, strict=False)
@@ -200,7 +200,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
     login = Login()
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(pytest.MonkeyPatch.context())
-        patches.setattr(passing, "WORTH_BYTES", 1)
+        patches.setattr(environment_copy, "WORTH_BYTES", 1)
         patches.setenv("XDG_CACHE_HOME", str(kept_folder(pytestconfig, "uv")))
         here = os.uname()
         program = gzip.decompress(uv_for(replace(HOST, system=here.sysname, machine=here.machine)))
@@ -246,7 +246,7 @@ def test_one_host_fetches_and_the_others_get_it_from_there(
 
     monkeypatch.setattr(HostConnection, "upload", counted)
     made = lab.set_up(told)
-    assert uploads == [("h1", wheel.running()[1])], (
+    assert uploads == [("h1", wheel.running_wheel()[1])], (
         f"the code comes once, and goes on from host to host: {told}"
     )
     known = [probe(each, lab.wanted) for each in lab.connections]
@@ -309,7 +309,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     told: list[str] = []
     lab.forget()
     for step in ("copying.program", "_answer", "Chain.discard"):
-        called, once = attrgetter(step)(passing), threading.Semaphore(1)
+        called, once = attrgetter(step)(environment_copy), threading.Semaphore(1)
 
         def pressed(
             *args: object, called: Callable[..., object] = called, once: threading.Semaphore = once
@@ -319,7 +319,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
             return called(*args)
 
         with monkeypatch.context() as patches:
-            patches.setattr(f"{passing.__name__}.{step}", pressed)
+            patches.setattr(f"{environment_copy.__name__}.{step}", pressed)
             with pytest.raises(KeyboardInterrupt):
                 lab.set_up(told, *lab.facts[:2])
         assert lab.leftovers() == []

@@ -18,13 +18,15 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.names import cell_sources, interactive
+from skymagic.data.capture.names import cell_sources, is_interactive_name
 from skymagic.data.values import pickling
 from skymagic.data.values.pickling import Named
 from skymagic.kernels.rank.namespace import Namespace, is_own_code
 
 
-def lend(namespace: Namespace, names: Iterable[str], held: Container[str]) -> dict[str, Any]:
+def pack_for_ranks(
+    namespace: Namespace, names: Iterable[str], held: Container[str]
+) -> dict[str, Any]:
     """Pack names for other ranks, unless one of them cannot be packed.
 
     Args:
@@ -59,7 +61,9 @@ def lend(namespace: Namespace, names: Iterable[str], held: Container[str]) -> di
         todo += [
             used
             for used in uses
-            if used in variables and used not in held and not interactive(used, variables[used])
+            if used in variables
+            and used not in held
+            and not is_interactive_name(used, variables[used])
         ]
     if missing or refused:
         return {"missing": missing, "refused": refused}
@@ -130,14 +134,14 @@ def definitions(variables: dict[str, Any]) -> dict[str, Definition]:
 class _Definitions:
     """Definitions that take effect in the process that unpickles them."""
 
-    def __init__(self, found: dict[str, Definition]) -> None:
-        self.found = found
+    def __init__(self, definitions: dict[str, Definition]) -> None:
+        self.found = definitions
 
     def __reduce__(self) -> Any:
         return _define, (self.found,)
 
 
-def _define(found: dict[str, Definition]) -> None:
+def _define(definitions: dict[str, Definition]) -> None:
     """Make names available in the main module.
 
     Each is rebuilt on first use, because it may import large modules.
@@ -147,11 +151,11 @@ def _define(found: dict[str, Definition]) -> None:
     space = vars(sys.modules["__main__"])
 
     def made(name: str) -> Any:
-        if name not in found:
+        if name not in definitions:
             raise AttributeError(f"module '__main__' has no attribute {name!r}")
-        definition = found.pop(name)
+        definition = definitions.pop(name)
         pickling.loads([definition.header], definition.buffers, space)
-        for used_name in found.keys() & definition.uses:
+        for used_name in definitions.keys() & definition.uses:
             made(used_name)
         return space[name]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from skymagic.cluster import Agents, Node
 from skymagic.display.screen import print_note
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import rank_words, verb_form
 from skymagic.pool import messages, records
 from skymagic.pool.dispatch import Dispatch
-from skymagic.pool.messages import without
+from skymagic.pool.messages import suggest_without_ranks
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import PoolEvent, SharedStatus, State, now
@@ -56,7 +56,7 @@ class Replacement:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     lost: set[int] = field(default_factory=set)
     """Nodes that have no replacement yet."""
-    _said: str = ""
+    _announced: str = ""
     """The provider's latest line on what it waits for."""
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -73,7 +73,7 @@ class Replacement:
         with self._lock:
             self.lost.add(index)
             if self._thread is None:
-                self._said = ""
+                self._announced = ""
                 self._thread = threading.Thread(
                     target=self._run, name="skymagic-replacement", daemon=True
                 )
@@ -96,7 +96,7 @@ class Replacement:
         shown = ""
         while thread.is_alive():
             check()
-            if (progress := self._said) != shown:
+            if (progress := self._announced) != shown:
                 tell(shown := progress)
             thread.join(POLL_SECONDS)
 
@@ -152,11 +152,11 @@ class Replacement:
         names = ", ".join(
             f"node {index} is {machines[index].name} now" for index in sorted(machines)
         )
-        have = agreeing(len(ranks), "has", "have")
+        have = verb_form(len(ranks), "has", "have")
         self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")
 
     def _tell(self, text: str) -> None:
-        self._said = str(text)
+        self._announced = str(text)
         if self._status.state not in (State.STOPPING, State.STOPPED):
             self._dispatch.note(str(text))
 
@@ -245,10 +245,9 @@ class AgentEvents:
             self._resources.lose_node(index)
         replaced = self._replacement.begin(index)
         if index or replaced:
-            what = (
-                f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"
-            )
-            then = without(ranks, status.world_size, replaced=replaced)
+            their = verb_form(len(ranks), "its", "their")
+            what = f"{rank_words(ranks)} and {their} variables are lost"
+            then = suggest_without_ranks(ranks, status.world_size, replaced=replaced)
             status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # without a run in flight, the next run reports it
 

@@ -67,7 +67,7 @@ class _Table:
         return lost
 
 
-class HeldObjects:
+class ObjectTable:
     """Objects of the notebook's values that a rank holds."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ def _inner_dicts(objects: Any) -> set[int]:
 
 
 def _sweep_before_collection(
-    held: weakref.ref[HeldObjects], phase: str, info: Mapping[str, int]
+    held: weakref.ref[ObjectTable], phase: str, info: Mapping[str, int]
 ) -> None:
     objects = held()
     if objects is not None and phase == "start" and info["generation"] == _FULL_COLLECTION:
@@ -212,10 +212,10 @@ def _is_held(value: object, root: weakref.ref[Any] | int) -> bool:
     if isinstance(root, int):
         return id(value) == root
     sent = root()
-    return sent is not None and holds(value, sent)
+    return sent is not None and refers_to(value, sent)
 
 
-def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
+def refers_to(value: object, root: object, depth: int = _WRAPPERS) -> bool:
     """Return True if a name's value is the sent value, or a module around it."""
     if value is root:
         return True
@@ -223,7 +223,7 @@ def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
     return (
         depth > 0
         and isinstance(parts, dict)
-        and any(holds(part, root, depth - 1) for part in parts.values())
+        and any(refers_to(part, root, depth - 1) for part in parts.values())
     )
 
 
@@ -264,11 +264,11 @@ class CodeReads:
                 if function.__globals__ is self._variables:
                     self.add(function.__code__)
 
-    def report(self, known: Iterable[str]) -> dict[str, Any]:
+    def report(self, known_names: Iterable[str]) -> dict[str, Any]:
         """Return the names that code reads.
 
         The result is ``{"digest": …, "names": {function or class: [names]}}``, and ``names`` is
-        None if the digest is in `known`.
+        None if the digest is in `known_names`.
         """
         if self._report is None:
             reads: dict[str, set[str]] = {}
@@ -278,7 +278,7 @@ class CodeReads:
             # import nothing here: the cell may have broken imports
             self._report = hashlib.sha256(repr(listed).encode()).hexdigest(), listed
         mark, listing = self._report
-        return {"digest": mark, "names": None if mark in known else listing}
+        return {"digest": mark, "names": None if mark in known_names else listing}
 
     def _forget(self, key: int, _: object) -> None:
         self._codes.pop(key, None)

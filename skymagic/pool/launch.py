@@ -15,7 +15,7 @@ from skymagic import plugins, providers
 from skymagic.cluster import Node
 from skymagic.data.capture.loaded import imported_modules
 from skymagic.display import live, panel
-from skymagic.display.live import confirmed
+from skymagic.display.live import ask_yes_no
 from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
@@ -35,7 +35,7 @@ from skymagic.pool.start import (
     Resize,
     Reuse,
     StartPlan,
-    instead,
+    after_refusal,
     size_words,
     start_plan,
     step_text,
@@ -70,7 +70,7 @@ def ensure(
         resize: give a running pool that differs only in its number of nodes the requested number.
         resume: called with each run of an attached pool whose end its user has not seen.
         start: make the pool now even if the request is lazy; otherwise a lazy pool is only
-            declared, and `ready` makes it.
+            declared, and `ready_pool` makes it.
 
     Raises:
         RequestError: all mistakes of the request; or a pool of this name is running and does not
@@ -95,7 +95,7 @@ def ensure(
                 ),
                 "",
             )
-            following = instead(step, kind, start)
+            following = after_refusal(step, kind, start)
             if following is None:
                 remedy = f"%sky_down {step.record.name} ends it; then the same line rents it again"
                 raise PoolError(f"{problem}\n  {remedy}") from problem
@@ -120,7 +120,7 @@ def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) 
         request,
         own_pools(),
         recorded_pools(),
-        place=providers.placed,
+        allocate=providers.placed,
         runs=still_runs,
         resize=resize,
         start=start,
@@ -226,7 +226,7 @@ def runs_already(request: PoolRequest) -> bool:
     return isinstance(start_plan(request, own_pools()), Reuse)
 
 
-def ready(name: str | None, tell: Tell) -> Pool:
+def ready_pool(name: str | None, tell: Tell) -> Pool:
     """Return the pool that a cell runs on: the pool of this name, or the most recently used one.
 
     A lazy pool is made if it is not running.
@@ -304,7 +304,7 @@ class Maker:
         )
         return pool
 
-    def _resize(self, pool: Pool, wanted: PoolRequest) -> Pool:
+    def _resize(self, pool: Pool, request: PoolRequest) -> Pool:
         """Give a running pool another number of nodes.
 
         Done in place on this machine, by recreating the pool elsewhere.
@@ -312,8 +312,8 @@ class Maker:
         Raises:
             RequestError: the nodes do not fit, and nothing has changed.
         """
-        provider = providers.serving(wanted)
-        survey = provider.plan(wanted, self.tell)
+        provider = providers.serving(request)
+        survey = provider.plan(request, self.tell)
         plan = survey.plan
         with _closed_on_failure(survey):
             confirm(plan)
@@ -356,7 +356,7 @@ class Maker:
             pass
         elif displaced.ended is not None and not displaced.plan.request.lazy:
             self.tell(f"{displaced.ended}, and its variables are gone")
-        is_drawn = self.tell is print_note and live.watched()
+        is_drawn = self.tell is print_note and live.is_watched()
         with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.adopt(pool)
@@ -404,7 +404,7 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
         *providers.TABLE,
         *plugins.TABLE,
     }
-    for warning in plugins.beside(names, Path.cwd()) if names else ():
+    for warning in plugins.shadowing_packages(names, Path.cwd()) if names else ():
         tell(warning)
     provider = providers.serving(request)
     try:
@@ -425,7 +425,7 @@ def confirm(plan: Plan) -> None:
     Raises:
         RequestError: the user declined, or no user can answer.
     """
-    if plan.question and not confirmed(plan.question):
+    if plan.question and not ask_yes_no(plan.question):
         raise RequestError(f"{plan.question}: add -y if you mean that")
 
 

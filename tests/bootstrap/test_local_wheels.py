@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap import own as wheels
+from skymagic.bootstrap import local_wheels as wheels
 from skymagic.bootstrap.builds import misfit
-from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel, source_files
+from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, own_wheel, source_files
+from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.requirements import notebook, requirements_of
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image
 from tests.lab.distributions import Shelf
 
-HOST = Facts(
+HOST = HostFacts(
     system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36"
 )
 
@@ -191,7 +191,7 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
     ],
 )
 def test_a_wheel_of_another_platform_is_refused_by_name(
-    file: str, facts: Facts, why: str, tmp_path: Path
+    file: str, facts: HostFacts, why: str, tmp_path: Path
 ) -> None:
     assert (why in misfit(file, facts, "3.11")) if why else misfit(file, facts, "3.11") == ""
     wanted = requirements_of(Image())
@@ -201,7 +201,7 @@ def test_a_wheel_of_another_platform_is_refused_by_name(
         minor="3.11",
         own=(OwnWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),),
     )
-    said = refusals(facts, wanted)
+    said = explain_unusable(facts, wanted)
     assert bool(said) == bool(why)
     assert all(
         sentence.startswith("tiny-fast 1 (from /src/fast) cannot be installed: ")

@@ -238,17 +238,17 @@ def own_wheel(name: str, say: Callable[[str], None] = lambda words: None) -> Own
     else:
         files, info, file = _installed(distribution, source)
         digest = wheel.digest(files)
-        make = lambda folder: _written(folder / file, wheel.pack(files, info))  # noqa: E731
+        make = lambda folder: _write_wheel(folder / file, wheel.pack(files, info))  # noqa: E731
     return OwnWheel(
         canonical(name),
         distribution.version,
-        str(_kept(canonical(name), digest, make)),
+        str(_cached_wheel(canonical(name), digest, make)),
         digest,
         str(source),
     )
 
 
-def _written(path: Path, data: bytes) -> None:
+def _write_wheel(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
@@ -265,11 +265,11 @@ def wheel_cache() -> Path:
     return user_cache() / "wheels"
 
 
-def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
+def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Path:
     """Return the wheel from the cache. Make it if it is missing or damaged."""
     folder = wheel_cache() / name / digest
     atomic.private_folder(folder.parent)
-    if (cached := _intact(folder)) is not None:
+    if (cached := _is_intact(folder)) is not None:
         return cached
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
         new_folder = Path(temporary) / "wheel"
@@ -277,21 +277,21 @@ def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
         make(new_folder)
         for built in new_folder.iterdir():
             built.chmod(0o600)  # with umask 002 the group could change what hosts install
-        if _intact(new_folder) is None:
+        if _is_intact(new_folder) is None:
             raise NoWheel(f"{name}: its build produced no wheel")
         shutil.rmtree(folder, ignore_errors=True)  # remove a damaged one
         try:
             new_folder.rename(folder)
         except OSError:  # another notebook was faster: its wheel is as good
-            if _intact(folder) is None:
+            if _is_intact(folder) is None:
                 raise
     _remove_old(folder)
-    path = _intact(folder)
+    path = _is_intact(folder)
     assert path is not None
     return path
 
 
-def _intact(folder: Path) -> Path | None:
+def _is_intact(folder: Path) -> Path | None:
     for path in filter(atomic.is_private, folder.glob("*.whl")):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -316,7 +316,9 @@ def _remove_old(latest: Path) -> None:
 # ---------------------------------------------------------------------------------- installed files
 
 
-def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, bytes], str, str]:
+def _installed(
+    distribution: metadata.Distribution, origin: Origin
+) -> tuple[dict[str, bytes], str, str]:
     """Collect the installed files of a distribution for a wheel.
 
     Programs are left out, because an installer creates those of entry points again. So are files
@@ -325,20 +327,25 @@ def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, b
     Returns:
         The content by file name, the name of the .dist-info folder, and the wheel's file name.
     """
-    recorded = {path.as_posix(): Path(str(found.locate_file(path))) for path in found.files or ()}
+    recorded = {
+        path.as_posix(): Path(str(distribution.locate_file(path)))
+        for path in distribution.files or ()
+    }
     info = next(
         (name.partition("/")[0] for name in recorded if name.endswith(".dist-info/METADATA")), ""
     )
-    tags = re.findall(r"^Tag: *(\S+)-(\S+)-(\S+)$", found.read_text("WHEEL") or "", re.MULTILINE)
+    tags = re.findall(
+        r"^Tag: *(\S+)-(\S+)-(\S+)$", distribution.read_text("WHEEL") or "", re.MULTILINE
+    )
     if not info or not tags:
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {place}, without a list of its "
+            f"{distribution.name} {distribution.version} is installed here from {origin}, without a list of its "
             "files: install it again"
         )
     names = [name for name in recorded if _packed(name, info)]
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {place}, and {missing[0]} of "
+            f"{distribution.name} {distribution.version} is installed here from {origin}, and {missing[0]} of "
             "it is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
@@ -362,23 +369,23 @@ def _packed(name: str, info: str) -> bool:
 
 
 def _editable(
-    found: metadata.Distribution, place: Origin, say: Callable[[str], None]
+    distribution: metadata.Distribution, origin: Origin, say: Callable[[str], None]
 ) -> tuple[str, Callable[[Path], object]]:
-    folder = Path(place.folder)
+    folder = Path(origin.folder)
 
     def make(out: Path) -> None:
-        say(f"building a wheel of {found.name} {found.version} in {folder}")
-        _build(found, folder, out)
+        say(f"building a wheel of {distribution.name} {distribution.version} in {folder}")
+        _build(distribution, folder, out)
 
     if not any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {folder}, which no longer "
+            f"{distribution.name} {distribution.version} is installed here from {folder}, which no longer "
             "contains a project"
         )
-    return source_digest(folder, found.name), make
+    return source_digest(folder, distribution.name), make
 
 
-def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
+def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None:
     """Build a wheel in a copy of the source.
 
     A build leaves files behind, and would take the leftovers of an earlier build for sources.
@@ -390,7 +397,7 @@ def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
             shutil.copy2(folder / path, copy / path)
         output = ""
         for command in _commands(copy, out):
-            output = _run(command, found.version)
+            output = _run(command, distribution.version)
             if not output:
                 return
     lines = [
@@ -400,7 +407,7 @@ def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
     ]
     last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
     raise NoWheel(
-        f"no wheel could be built of {found.name} {found.version} in {folder}; "
+        f"no wheel could be built of {distribution.name} {distribution.version} in {folder}; "
         f"`{_words(command, copy, folder)}` said:\n{last}"
     )
 

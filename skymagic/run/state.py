@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.requests import Defaults
-from skymagic.plan.units import agreeing, count, rank_words
+from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
 
@@ -157,7 +157,7 @@ class Report:
     """Number of the run in the pool; 0 for an order that is not a run."""
     interrupted: bool = False
     timed_out: bool = False
-    left: bool = False
+    remaining: bool = False
     """This process ends, and the ranks continue the run for the notebook that attaches next."""
     closed: bool = False
     """This notebook has ended the pool: nothing more arrives, even from unfinished ranks."""
@@ -311,21 +311,21 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
     return tuple(number for number, rank in report.ranks.items() if by_itself(rank))
 
 
-def last_words(ranks: Sequence[int], one: str, several: str) -> str:
+def last_words(ranks: Sequence[int], rank: str, several: str) -> str:
     """Describe ranks that the others wait for in every collective, as a part of a line.
 
     Return "" for none.
     """
     return (
-        f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective"
+        f"{rank_words(list(ranks))} {verb_form(len(ranks), rank, several)} last in every collective"
         if ranks
         else ""
     )
 
 
-def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:
+def lag_words(behind: dict[int, int], rank: str = "was", several: str = "were") -> str:
     """Describe ranks that are behind others, as a part of a line; "" for none."""
     if not behind:
         return ""
-    verb = one if len(behind) == 1 else several
+    verb = rank if len(behind) == 1 else several
     return f"{rank_words(list(behind))} {verb} {count(max(behind.values()), 'step')} behind"

@@ -19,7 +19,7 @@ FIRST_BYTES = 64 << 10
 LAST_BYTES = 1 << 20  # bytes kept of the output shown last; a larger display is kept alone
 
 
-class KeptOutput:
+class RunBuffer:
     """The contents of one run that were sent to a notebook, numbered from 1."""
 
     def __init__(self, rank: int) -> None:
@@ -73,10 +73,10 @@ class KeptOutput:
                     "seq": content["seq"] - 1,
                 }
             before = content["seq"]
-            yield _shown_anew(content, displays)
+            yield _as_new_display(content, displays)
 
 
-def _shown_anew(content: dict[str, Any], displays: set[str]) -> dict[str, Any]:
+def _as_new_display(content: dict[str, Any], displays: set[str]) -> dict[str, Any]:
     """Turn the first update of a display that the notebook does not know into a new display.
 
     `displays` holds the ids that it knows.
@@ -94,7 +94,7 @@ MAX_DISPLAY_BYTES = 8 << 20
 MAX_NUMBERS_BYTES = 4 << 20
 
 
-class KeptDisplays:
+class DisplayBuffer:
     """The newest displays of one rank, each in its latest state.
 
     Attributes:
@@ -135,7 +135,7 @@ class KeptDisplays:
         return contents
 
 
-class KeptNumbers:
+class MetricsBuffer:
     """The newest metrics of one rank, at most `MAX_NUMBERS_BYTES` of them.
 
     Attributes:

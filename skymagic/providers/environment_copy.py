@@ -25,10 +25,10 @@ from typing import cast
 
 from skymagic.bootstrap import copying
 from skymagic.bootstrap.builds import choose, download_bytes, shortage_of
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.provision import Supply
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
+from skymagic.bootstrap.wheelhouse import NoWheels, WheelRequest, fetch, kind
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
 from skymagic.ssh.host import HostConnection
@@ -42,7 +42,7 @@ _END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Target:
+class HostPlan:
     """A host that receives an environment.
 
     Attributes:
@@ -53,7 +53,7 @@ class Target:
 
     name: str
     host: HostConnection
-    facts: Facts
+    facts: HostFacts
     python: str
 
 
@@ -61,8 +61,8 @@ class Target:
 
 
 def groups(
-    targets: Sequence[Target], requirements: Requirements, *, alone: bool = False
-) -> list[list[Target]]:
+    targets: Sequence[HostPlan], requirements: Requirements, *, alone: bool = False
+) -> list[list[HostPlan]]:
     """Group similar hosts, whose first member builds the environment for all. Pure.
 
     A host that shares with no other is a group of one.
@@ -70,7 +70,7 @@ def groups(
     Args:
         alone: True if each host that reaches an index downloads for itself.
     """
-    kinds: dict[object, list[Target]] = {}
+    kinds: dict[object, list[HostPlan]] = {}
     for target in targets:
         host_kind = (
             kind(target.facts),
@@ -84,13 +84,13 @@ def groups(
     for group in kinds.values():
         result += (
             [group]
-            if len(group) > 1 and meeting([target.facts for target in group])
+            if len(group) > 1 and common_private_network([target.facts for target in group])
             else [[target] for target in group]
         )
     return result
 
 
-def _shares(target: Target, requirements: Requirements) -> bool:
+def _shares(target: HostPlan, requirements: Requirements) -> bool:
     """Return True if a host can use another host's environment and the copy is worthwhile."""
     facts = target.facts
     if requirements.prepared or facts.ready or not target.python:
@@ -102,7 +102,7 @@ def _shares(target: Target, requirements: Requirements) -> bool:
     return not requirements.commands and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
 
 
-def meeting(hosts: Sequence[Facts]) -> list[str] | None:
+def common_private_network(hosts: Sequence[HostFacts]) -> list[str] | None:
     """Return addresses that let the hosts reach each other, judging by their interfaces. Pure.
 
     Returns None if they share no private network. A wrong guess costs a few seconds: a host that
@@ -126,7 +126,7 @@ def meeting(hosts: Sequence[Facts]) -> list[str] | None:
     return None
 
 
-def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
+def _private(facts: HostFacts) -> list[ipaddress.IPv4Address]:
     """Return a host's private IPv4 addresses, without those of container and VM bridges.
 
     Nothing listens on a public address.
@@ -147,8 +147,8 @@ def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
 # -- Copying ---------------------------------------------------------------------------------
 
 
-def from_here(
-    group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
+def fetch_wheels_locally(
+    group: Sequence[HostPlan], requirements: Requirements, say: Callable[[str], None]
 ) -> Supply:
     """Fetch wheels on the notebook's machine for similar hosts that reach no index.
 
@@ -161,7 +161,7 @@ def from_here(
         f"for {facts.system} {facts.machine}, and sent"
     )
     say(_step(f"{names}: {how}", group))
-    request = Wanted(
+    request = WheelRequest(
         (*requirements.packages, *(() if facts.uv else ("uv",))),
         requirements.minor,
         requirements.preferences,
@@ -186,8 +186,8 @@ def from_here(
 
 
 @contextlib.contextmanager
-def passed_on(
-    group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
+def replicate_environment(
+    host_plans: Sequence[HostPlan], requirements: Requirements, say: Callable[[str], None]
 ) -> Iterator[Mapping[str, Supply]]:
     """Copy the environment of a group's first host to the others, which install from it.
 
@@ -197,16 +197,16 @@ def passed_on(
     Yields:
         Supplies by host name. A host that received nothing is missing.
     """
-    first, *receivers = group
+    first, *receivers = host_plans
     say(
         _step(
             f"{first.name} passes its environment on to "
             f"{', '.join(target.name for target in receivers)}",
-            group,
+            host_plans,
         )
     )
-    chain = Chain(group, requirements)
-    unused: Sequence[Target] = group
+    chain = CopyChain(host_plans, requirements)
+    unused: Sequence[HostPlan] = host_plans
     try:
         supplies = chain.run()
         if without_copy := [target.name for target in receivers if target.name not in supplies]:
@@ -222,7 +222,7 @@ def passed_on(
         chain.discard(
             [
                 target
-                for target in group
+                for target in host_plans
                 if target.name not in supplies or not supplies[target.name].copied
             ]
         )
@@ -234,18 +234,18 @@ def passed_on(
             chain.discard(unused)
 
 
-def _step(text: str, targets: Sequence[Target]) -> StartStep:
+def _step(text: str, targets: Sequence[HostPlan]) -> StartStep:
     return StartStep(text, "environment", [target.name for target in targets], None)
 
 
-class Chain:
+class CopyChain:
     """Programs on several hosts, each passing on what the previous host has.
 
     Args:
         group: hosts with a Python each; the first has the environment.
     """
 
-    def __init__(self, group: Sequence[Target], requirements: Requirements) -> None:
+    def __init__(self, group: Sequence[HostPlan], requirements: Requirements) -> None:
         self.tokens = {target.name: secrets.token_hex(8) for target in group}
         """Name of each host's upload folder, by host name. Hosts may share a home."""
         self._group, self._requirements = group, requirements
@@ -258,7 +258,7 @@ class Chain:
 
         A host that already has the environment needs nothing.
         """
-        addresses = meeting([target.facts for target in self._group])
+        addresses = common_private_network([target.facts for target in self._group])
         assert addresses is not None
         listen = partial(self._listen, tls.certificate())
         jobs = [
@@ -288,7 +288,7 @@ class Chain:
                 job.ended.wait(_END_SECONDS)
             run_all([process.close for process in self._processes], timeout=_END_SECONDS)
 
-    def _listen(self, pem: str, target: Target, address: str) -> _Link | None:
+    def _listen(self, pem: str, target: HostPlan, address: str) -> _Link | None:
         """Start a host's program.
 
         Returns None if the environment exists already, which happens when hosts share a home.
@@ -319,7 +319,7 @@ class Chain:
             }
         return _answer(link.process, request)
 
-    def discard(self, targets: Sequence[Target]) -> None:
+    def discard(self, targets: Sequence[HostPlan]) -> None:
         """Remove unused upload folders, as far as the hosts can be reached."""
         folders = [
             (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
@@ -341,7 +341,7 @@ class _Link:
         place: upload folder of the host.
     """
 
-    target: Target
+    target: HostPlan
     address: tuple[str, int]
     process: Process
     place: str
@@ -364,10 +364,10 @@ class _Job:
             self.ended.set()
 
 
-def _answer(process: Process, words: Mapping[str, object]) -> object:
+def _answer(process: Process, request: Mapping[str, object]) -> object:
     """Send a request to a program and return its answer. Raises HostError if it sends none."""
     with contextlib.suppress(BrokenPipeError):  # it has ended; its standard error has the reason
-        process.write(json.dumps(words).encode() + b"\n")
+        process.write(json.dumps(request).encode() + b"\n")
     reply = b""
     while not reply.endswith(b"\n") and (data := process.read()):
         reply += data

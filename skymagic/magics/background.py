@@ -13,7 +13,7 @@ from typing import Any
 
 from skymagic.cluster import telemetry
 from skymagic.display.controls import Actions
-from skymagic.display.live import in_notebook, watched
+from skymagic.display.live import in_notebook, is_watched
 from skymagic.display.run_line import SEPARATOR, BesideView, LiveLine
 from skymagic.errors import PoolError, RequestError, RunInterrupted
 from skymagic.jobs import inspection
@@ -161,7 +161,7 @@ class RunHandle:
             return ""
         if self.pool.state is State.STOPPED:
             raise self.pool.missing()
-        text = telemetry.of_run(self.pool.agents, rank, self.stop.run)
+        text = telemetry.output_of_run(self.pool.agents, rank, self.stop.run)
         if text is None and not self.done():  # the rank has not started
             return ""
         if text is None:
@@ -217,7 +217,7 @@ class RunHandle:
             print(repr(self))
             return
         actions = Actions(self.cancel, self._where, self._picture)
-        self._line = self.view.line = LiveLine(actions if self._buttons and watched() else None)
+        self._line = self.view.line = LiveLine(actions if self._buttons and is_watched() else None)
         self._line.say(repr(self))
         if self.done():
             self._refresh()
