@@ -5,7 +5,7 @@ that is ready costs only the first round trip. If skymagic's source was edited, 
 install.sh follow; if the source of one of the notebook's own distributions was edited, the wheel of
 that distribution follows::
 
-    notebook                                    host
+    notebook      host
       probe.sh                            →       changes nothing
                                           ←       facts: system, disk, GPUs, what exists already
       uv.gz, skymagic's wheel, packages   →       into an upload folder
@@ -13,7 +13,7 @@ that distribution follows::
                                           ←       steps, installer output, one tick per second;
                                                   `done` or `failed`
 
-A host keeps everything in one folder, `Facts.folder`:
+A host keeps everything in one folder, `HostFacts.folder`:
 
 - ``env/KEY/``: an environment. Its `.ready` file is the commit mark and is written last.
 - ``code/DIGEST/``: skymagic as it runs in the notebook, put on PYTHONPATH, so that an edit does not
@@ -27,7 +27,7 @@ facts         the probe's output as a value
 indexes       query a host's package indexes with the host's own Python
 install       install.sh
 messages      reasons why a host cannot be set up, and remedies
-own           the notebook's own distributions: their origins, and wheels made of them
+local_wheels  the notebook's own distributions: their origins, and wheels made of them
 probe         probe.sh
 progress      parse the output of install.sh line by line
 provision     run the steps above over a connection; add packages to an environment in use

@@ -5,7 +5,7 @@ magics        all magics, registered with one shell
 runs          cells and scripts on pools, in the foreground or background, and their output
               variables
 inspection    pools, stacks and variables of ranks, and %debug on the frames of a rank
-beside        handle to a background cell
+background    handle to a background cell
 completion    tab completion on magic lines
 transformers  before each cell: %sky_auto and misplaced magics; after a failed cell: names that are
               on the ranks

@@ -1,21 +1,21 @@
 """Providers: a small protocol for getting machines, and a table of implementations loaded on use.
 
-provider  the protocol: plan, acquire, release
-choice    selects a provider by class or by name; entry points add third-party providers
-local     ranks on this machine, which may outlive their notebook
-head      reach the machines of a pool from its head
-ssh       your own machines
-passing   copy one environment to several similar hosts: the first builds it, the others pass it on
-found     find and end the user's pools on such machines with one script, without a local record
-cluster   shared by Slurm, Ray and Kubernetes: allocated nodes, channels, holders, release
-channel_key  the key that authenticates notebook and nodes in a scheduler's channel
-slurm     nodes of a Slurm cluster
-slurm_jobs  requests to Slurm: scripts, jobs, and explanations of how jobs ended
-kubernetes  pods of a Kubernetes cluster
-kubernetes_api  requests to the API server: objects, exec as a channel, waits, explanations
-ray       nodes of a Ray cluster
-ray_driver  the process connected to Ray, and the actors on the nodes
-aws/      machines rented from EC2
+provider          the protocol: plan, acquire, release
+registry          selects a provider by class or by name; entry points add third-party providers
+local             ranks on this machine, which may outlive their notebook
+head              reach the machines of a pool from its head
+ssh               your own machines
+environment_copy  copy one environment to several similar hosts: the first builds it, the others pass it on
+found             find and end the user's pools on such machines with one script, without a local record
+cluster           shared by Slurm, Ray and Kubernetes: allocated nodes, channels, holders, release
+channel_key       the key that authenticates notebook and nodes in a scheduler's channel
+slurm             nodes of a Slurm cluster
+slurm_jobs        requests to Slurm: scripts, jobs, and explanations of how jobs ended
+kubernetes        pods of a Kubernetes cluster
+kubernetes_api    requests to the API server: objects, exec as a channel, waits, explanations
+ray               nodes of a Ray cluster
+ray_driver        the process connected to Ray, and the actors on the nodes
+aws/              machines rented from EC2
 """
 
 from skymagic.providers.provider import Listable as Listable

@@ -11,7 +11,7 @@ The data flow of a run::
 engine      the ipyparallel client: all of ipyparallel on the notebook's side
 interrupt   deferred delivery of SIGINT; a stop signal for other threads
 metrics     numbers that ranks report: a table by step and rank, progress, and reasons for slowness
-report      a run's request to its ranks, its limits, and the state of each rank
+state       a run's request to its ranks, its limits, and the state of each rank
 results     values in rank order, or one error that summarizes the failures
 run         the event loop of one run; the escalation from interrupt to kill
 stall       stacks of ranks; detection of stalls in a cell and of hangs while a group is formed

@@ -487,10 +487,10 @@ def test_the_node_that_knows_the_cause_is_told_first() -> None:
 def test_native_code_that_gives_up_is_heard() -> None:
     aborted = cause("torchrun's rank 1 (local rank 1), process 7, was ended by SIGABRT")
     said = "terminate called after throwing\n  what():  Resource temporarily unavailable"
-    error = script_error([end(0, 1, cause=aborted, words=said)], 1)
+    error = script_error([end(0, 1, cause=aborted, message=said)], 1)
     assert "what():  Resource temporarily unavailable" in str(error)
     assert "gloo" not in str(error)
-    ended = end(0, 1, cause=aborted, words="terminate called without an active exception")
+    ended = end(0, 1, cause=aborted, message="terminate called without an active exception")
     assert "delete the DDP model (del model; gc.collect())" in str(script_error([ended], 1))
 
 

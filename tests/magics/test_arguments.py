@@ -919,7 +919,7 @@ def test_every_option_has_help_and_a_name_of_its_own() -> None:
 NOW = CompletionNames(
     pools=("train", "test"),
     variables=("model", "mother"),
-    pool_names=("weights", "words"),
+    rank_variables=("weights", "words"),
     plugins=("torch", "jax"),
     providers=("auto", "ssh"),
 )

@@ -48,7 +48,7 @@ def test_the_common_options_come_first() -> None:
 NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),
-    pool_names=("model",),
+    rank_variables=("model",),
     gathered=("model",),
     hosts=("gpu1",),
     environment=("HF_TOKEN",),

@@ -96,7 +96,7 @@ class CompletionNames:
 
     pools: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
-    pool_names: tuple[str, ...] = ()
+    rank_variables: tuple[str, ...] = ()
     """Variables of the ranks."""
     gathered: tuple[str, ...] = ()
     """Variables that a cell may fetch: those of the ranks, those it sets, and those it sends."""

@@ -733,14 +733,14 @@ MAGICS: dict[str, Magic] = {
         "Fetch variables from the ranks, as lists by rank.",
         (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME),
         "NAMES",
-        "theirs",
+        "rank_variables",
         examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained"),
     ),
     "sky_clone": Magic(
         "Copy variables from one rank to others, for example to a replaced one.",
         (_FROM, _POOL_NAME),
         "RANKS NAMES",
-        "theirs",
+        "rank_variables",
         examples=("%sky_clone 2 --from 0 model optimizer",),
     ),
     "sky_put": Magic(
@@ -817,7 +817,7 @@ MAGICS: dict[str, Magic] = {
         "since then; without a name: list pools.",
         (_TAKE_OVER, _OF_SLURM, _LOGIN),
         NAME,
-        "left",
+        "leftovers",
         (
             "%sky_attach",
             "%sky_attach lab",
