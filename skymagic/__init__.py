@@ -7,11 +7,19 @@ must be cheap: it also happens on every rank.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+# Nothing is shown in a notebook, even after `logging.basicConfig(level=logging.DEBUG)` in a cell:
+# that is meant for the user's own messages. `wire.debug_log` writes ours to files on request.
+_logger = logging.getLogger(__name__)
+_logger.addHandler(logging.NullHandler())
+_logger.propagate = False
+_logger.setLevel(logging.WARNING)
 
 # name -> location: "module" for the module itself, "module:attribute" for something in it
 _EXPORTS = {

@@ -7,6 +7,7 @@ places        list and end pools by place, from any machine: on hosts, in cluste
 ending        end pools by place, pools left by other notebooks, or everything rented
 costs         past and current costs of pools; rental prices of machines
 logs          output of ranks, also of a pool that has ended
+debug_logs    debug logs of skymagic's own processes, collected from all nodes of a pool
 notebooks     notebook jobs on a pool's head: start, follow, stop
 disk          files of skymagic on the disks of hosts: list and remove
 command       the console command

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_sanitized(f"skymagic {removed} was removed: {REMOVED[removed]}", file=sys.stderr)
         return 2
     line = _parser().parse_args(argv)
+    _start_debug_log()
     try:
         return int(line.call(line))
     except RequestError as refused:
@@ -58,6 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _start_debug_log() -> None:
+    from skymagic.wire import debug_log
+
+    if debug_log.level_of_environment():
+        from skymagic.pool import debugging
+
+        debugging.start("command")
 
 
 def _removed(argv: Sequence[str]) -> str:
@@ -145,6 +155,11 @@ def _parser() -> argparse.ArgumentParser:
         "--follow",
         action="store_true",
         help="follow the log until Ctrl-C or the end of the run",
+    )
+    logs.add_argument(
+        "--debug",
+        action="store_true",
+        help="show the debug logs of skymagic's own processes on all nodes instead",
     )
     attach = commands.add_parser(
         "attach",
@@ -294,7 +309,16 @@ def _logs(line: argparse.Namespace) -> int:
     if line.json and line.follow:
         raise RequestError("--json tells what there is now: leave -f out")
     rank = None if line.rank is None else Selection(line.rank)
-    request = LogsRequest(rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep)
+    request = LogsRequest(
+        rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep, debug=line.debug
+    )
+    if request.debug:
+        from skymagic.api import debug_logs
+
+        entries = debug_logs.from_outside(request)
+        text = json.dumps(debug_logs.plain(entries)) if line.json else "\n".join(entries)
+        print_sanitized(text)
+        return 0
     return _show_logs(request, line.json)
 
 

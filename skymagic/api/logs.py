@@ -55,6 +55,7 @@ class LogsRequest:
         cell: number of a cell of the notebook, which may have had several runs.
         grep: regular expression that lines must match.
         output: variable that receives the lines.
+        debug: the debug logs of skymagic's own processes instead (`api.debug_logs`).
         coming: returns True while a cell that the log does not show yet is on its way to the ranks.
     """
 
@@ -66,6 +67,7 @@ class LogsRequest:
     cell: int | None = None
     grep: str | None = None
     output: str | None = None
+    debug: bool = False
     coming: Callable[[], bool] = lambda: False
 
 

@@ -97,6 +97,8 @@ class Agents(AgentRequests):
         self.read(ranks, timeout, partly=True)
         controller = self.wait_controller(timeout)
         self._routes.listen(range(len(self.nodes)))
+        if level := agents[0].log_level:
+            self.set_log_level(level)
         return controller
 
     def read(

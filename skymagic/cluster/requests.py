@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skymagic.cluster.links import AgentLinks, PendingCalls
@@ -33,6 +34,12 @@ class AgentRequests(States):
         """
         for link, node_ranks in self._links.of(shown):
             link.send(wire.Follow({str(rank): shown[rank] for rank in node_ranks}))
+
+    def set_log_level(self, level: str) -> None:
+        """Set the level of the debug logs of agents and ranks, also of those started later."""
+        self._node_specs = tuple(replace(spec, log_level=level) for spec in self._node_specs)
+        for link in self._links:
+            link.send(wire.LogLevel(level))
 
     def signal(self, ranks: Iterable[int], signum: int) -> None:
         """Send a signal; SIGKILL also reaches processes that a rank started."""

@@ -25,6 +25,7 @@ script/     a shell script that a rank starts
 store/      the value server of a node
 files       one end of a file copy
 check       one end of a check: GPUs, kernel log, disk, clock
+debug_entries  reader of the debug logs of a node's processes
 relay       processes of another node for the head, where a notebook is executed
 fork        building blocks of processes: a function in a forked process, signals, an event loop
 proc        Linux's information about processes

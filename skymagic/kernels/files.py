@@ -19,6 +19,7 @@ from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolut
 from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.kernels.fork import take_streams
+from skymagic.wire import debug_log
 from skymagic.wire import files as wire
 from skymagic.wire.codec import write_all
 
@@ -148,7 +149,9 @@ class TransferServer:
 def main() -> None:
     """Serve on this process's original streams; other output goes to standard error."""
     source, sink = take_streams()
-    TransferServer(sys.argv[1] if len(sys.argv) > 1 else "", source, sink).serve()
+    root, *log = sys.argv[1:] or [""]
+    debug_log.start(log)
+    TransferServer(root, source, sink).serve()
 
 
 if __name__ == "__main__":

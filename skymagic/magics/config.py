@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, observe, validate
 from traitlets import Dict as DictTrait
 from traitlets.config import Config, Configurable
 
@@ -19,6 +19,8 @@ from skymagic.magics.arguments.readers import dollars
 from skymagic.magics.arguments.removed import REMOVED_SETTINGS
 from skymagic.plan.requests import Defaults, cloud_settings, plugin_specs
 from skymagic.plan.units import Selection, duration
+from skymagic.pool import debugging
+from skymagic.wire import debug_log
 
 _BUILT_IN = Defaults()
 
@@ -86,6 +88,14 @@ class SkyMagic(Configurable):
         "longer log is dropped.",
     )
 
+    log_level = Enum(
+        debug_log.LEVELS,
+        "",
+        help="Write debug logs of skymagic's own processes, here and on the nodes, from this level "
+        "on: DEBUG, INFO or WARNING; '' for none. %sky_logs --debug shows them. SKYMAGIC_LOG=DEBUG "
+        "in the notebook's environment does the same.",
+    )
+
     packages = Enum(
         ("sync", "ask", "off"),
         _BUILT_IN.packages,
@@ -114,6 +124,13 @@ class SkyMagic(Configurable):
         if refusals := removed_settings(config):
             raise TraitError("; ".join(refusals))
         super().update_config(config)
+
+    @observe("log_level")
+    def _set_log_level(self, change: Any) -> None:
+        try:
+            debugging.set_level(change["new"])
+        except OSError as problem:
+            raise TraitError(f"the debug log cannot be written: {problem}") from None
 
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:

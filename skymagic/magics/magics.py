@@ -17,7 +17,7 @@ from IPython.core.magic import (
 )
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, ending, logs, notebooks, places
+from skymagic.api import costs, debug_logs, disk, ending, logs, notebooks, places
 from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
 from skymagic.display import text as display
@@ -34,7 +34,7 @@ from skymagic.magics.runs import ShellRuns, request_for, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, keys, launch, messages, records, registry
+from skymagic.pool import Pool, debugging, keys, launch, messages, records, registry
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -283,6 +283,11 @@ class InspectionMagics(Magics):
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
+        if request.debug:
+            lines = usage(lambda: debug_logs.from_notebook(request))
+            print_sanitized("\n".join(lines))
+            self._name(request.output, lines)
+            return
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
         request = replace(
             request, coming=lambda: isinstance(cell, background.RunHandle) and not cell.done()
@@ -358,6 +363,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
     After `unload_ipython_extension` the same objects are registered again, with their pools.
     """
+    debugging.start()
     registered = shell.magics_manager.registry
     magics = registered.get(SkyMagics.__name__) or SkyMagics(shell)
     shell.register_magics(

@@ -21,7 +21,7 @@ from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
-from skymagic.pool import Pool, keys, messages, records, registry
+from skymagic.pool import Pool, debugging, keys, messages, records, registry
 from skymagic.pool.pool import keep_key
 from skymagic.pool.records import RENTED, PoolRecord
 from skymagic.pool.runs import UnfinishedRun
@@ -77,6 +77,7 @@ def ensure(
             fit.
         PoolError: another notebook rents a pool of this name.
     """
+    debugging.start()
     maker = Maker(namespace, defaults, tell)
     step = planned(request, resize=resize, start=start)
     while True:
@@ -452,6 +453,7 @@ def attach(
         PoolError: the pool does not exist, its notebook is alive, its key is not usable, or it is
             gone; the message names the next step.
     """
+    debugging.start()
     record = records.named(name)
     if NOTEBOOK_JOB in os.environ:  # the job's first cell has attached already
         for pool in registry.pools():

@@ -32,13 +32,14 @@ from skymagic.pool.runs import Attaching, PoolRuns, UnfinishedRun
 from skymagic.pool.status import PoolEvent, SharedStatus, State, now
 from skymagic.providers.provider import Replaceable
 from skymagic.run.metrics import table
-from skymagic.wire import processes
+from skymagic.wire import debug_log, processes
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Shipper
     from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
     from skymagic.run.state import RunSpec
+    from skymagic.wire.codec import Transport
 
 
 def run_steps(done: str, steps: Sequence[Step]) -> None:
@@ -363,9 +364,14 @@ class Pool(SharedStatus):
         """
         from skymagic.files.copy import Files
 
+        def run(node: Node) -> Transport:
+            folder = self.agents.started[node.index].directory
+            log = debug_log.arguments(folder, "files", self.name, node.index)
+            return node.run(processes.FILES, self._folder, *log)
+
         return Files(
             self.agents.nodes,
-            lambda node: node.run(processes.FILES, self._folder),
+            run,
             data_plane(self.resources),
         )
 

@@ -222,6 +222,15 @@ def every() -> list[PoolRecord]:
     return sorted(records, key=lambda one: one.started)
 
 
+def latest(name: str) -> PoolRecord | None:
+    """Return the newest record of this name or job ID, or None.
+
+    Pools that end with their notebook are included.
+    """
+    matching = [record for record in _readable() if name in (record.name, record.job_id)]
+    return max(matching, key=lambda record: record.started, default=None)
+
+
 def _readable() -> list[PoolRecord]:
     records = []
     with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ from skymagic.pool.status import SharedStatus
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.runtime.on_import import IPYPARALLEL, import_without
 from skymagic.wire import agent as wire
-from skymagic.wire import processes
+from skymagic.wire import debug_log, processes
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from skymagic.files.upload import DataPlane
     from skymagic.providers import Provider, Survey
     from skymagic.run.engine import RankEngine
+    from skymagic.wire.codec import Transport
 
 START_TIMEOUT = 120.0
 """Timeout in seconds of each step of a start."""
@@ -113,6 +114,7 @@ def agent_specs(
             if plan.provider == "aws" and request.spot
             else "",
             log_limit=status.defaults.log_limit,
+            log_level=debug_log.level(),
         )
         for node in nodes
     ]
@@ -390,7 +392,7 @@ def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any])
     """
     from skymagic.data.shipping.shipper import Shipper
 
-    store = open_store(agents, status.plan.remote, status.note)
+    store = open_store(agents, status.plan.remote, status.note, status.name)
     return Shipper(store, namespace, str(Path.cwd()))
 
 
@@ -412,7 +414,7 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
 
 
 def open_store(
-    agents: Agents, remote: bool, tell: Callable[[str], None]
+    agents: Agents, remote: bool, tell: Callable[[str], None], pool: str = ""
 ) -> NodeStore | RemoteStore:
     """Open the store for a pool's values: this machine's memory, or a value server on each node.
 
@@ -420,6 +422,7 @@ def open_store(
         agents: agents that have completed their handshake.
         remote: True if the nodes are other machines.
         tell: shows a message to the user.
+        pool: name of the pool, for debug logs.
     """
     if not remote:
         from skymagic.data.store.store import NodeStore
@@ -427,9 +430,10 @@ def open_store(
         return NodeStore(agents.started[0].store, notify=tell)
     from skymagic.data.remote.remote_store import RemoteStore
 
-    # a restarted agent has another folder, so look it up each time
-    return RemoteStore(
-        agents.nodes,
-        lambda node: node.run(processes.VALUES, agents.started[node.index].store),
-        tell,
-    )
+    def run(node: Node) -> Transport:
+        # a restarted agent has another folder, so look it up each time
+        started = agents.started[node.index]
+        logging_arguments = debug_log.arguments(started.directory, "values", pool, node.index)
+        return node.run(processes.VALUES, started.store, *logging_arguments)
+
+    return RemoteStore(agents.nodes, run, tell)

@@ -6,6 +6,7 @@ A transition that is not in the table is refused; the refusal lists what is allo
 from __future__ import annotations
 
 import getpass
+import logging
 import secrets
 import socket
 import time
@@ -18,6 +19,8 @@ from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plugins import table
 from skymagic.pool.keys import DisplayRecord
+
+logger = logging.getLogger(__name__)
 
 
 class State(Enum):
@@ -198,7 +201,16 @@ class SharedStatus:
 
         Raises PoolStateError if the event is not allowed.
         """
-        self.state = state_after(self.state, event, self.name)
+        before, self.state = self.state, state_after(self.state, event, self.name)
+        if self.state is not before:
+            logger.info(
+                "pool is %s: pool=%s job=%s before=%s event=%s",
+                self.state.value,
+                self.name,
+                self.job_id,
+                before.value,
+                event.name,
+            )
 
     def check(self, event: PoolEvent) -> None:
         """Raise PoolStateError if this event is not allowed now."""

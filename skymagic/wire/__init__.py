@@ -6,6 +6,8 @@ store        messages of the value servers
 files        messages for copying files
 check        messages for checking a node
 notebook     messages of a notebook that runs as a job on the head
+debug_log    debug log of a process: one bounded file, written on request
+debug_entries  entries of debug logs: find, read, merge by time; messages for reading a node's
 metrics      numbers that ranks report, packed
 streams      standard output and error of a rank in one pipe
 order        requests from the notebook to its ranks, at the top of a run's code

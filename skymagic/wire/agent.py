@@ -10,6 +10,7 @@
     Spawn                    →   RankSpec                 →   forkserver forks
                              ←   RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
+    LogLevel                 →   LogLevel                 →   level of the debug logs
     Measure                  →                                resource use, while it is displayed
     RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
                              ←   RankReply                ←
@@ -91,6 +92,8 @@ class AgentSpec(AgentMessage):
     """
     log_limit: int | None = None
     """Most bytes of each rank's log; beyond that the beginning is dropped."""
+    log_level: str = ""
+    """Level of the debug logs of the node's processes (`wire.debug_log`)."""
 
 
 class AgentStarted(AgentMessage):
@@ -167,6 +170,8 @@ class RankSpec(AgentMessage):
     """Path of the rank's complete log, filled in by the agent."""
     profile: str = ""
     """An empty directory that serves as the IPython profile, filled in by the agent."""
+    log_level: str = ""
+    """Level of its debug log, filled in by the agent."""
 
 
 class Spawn(AgentMessage):
@@ -192,6 +197,12 @@ class RankRequest(AgentMessage):
     ranks: tuple[int, ...]
     method: str
     number: int = 0
+
+
+class LogLevel(AgentMessage):
+    """Notebook → agent → ranks: change the level of the debug logs (`wire.debug_log`)."""
+
+    level: str
 
 
 class Measure(AgentMessage):

@@ -1,6 +1,6 @@
 """Processes: modules that they start in one another, signals by pid, exit statuses in words.
 
-``python -m`` runs each of the first nine modules in a separate process. A rank is forked and
+``python -m`` runs each of the first ten modules in a separate process. A rank is forked and
 imports its module after that. `tests/test_house.py` reads this table of process boundaries, which
 imports do not show: no other module names one of skymagic's modules in a string.
 """
@@ -41,6 +41,10 @@ FILES = "skymagic.kernels.files"
 """A node's end of a file copy; started by the notebook, once for each copy (`pool`)."""
 CHECK = "skymagic.kernels.check"
 """A node's end of a check; started by the notebook, once for each check (`cluster.checking`)."""
+DEBUG_ENTRIES = "skymagic.kernels.debug_entries"
+"""Reader of a node's debug logs; started by the notebook, once for each request
+(`api.debug_logs`).
+"""
 NOTEBOOK = "skymagic.kernels.daemon.notebook"
 """Notebook jobs on a pool's head; started by the client, once for each request (`api.notebooks`).
 """

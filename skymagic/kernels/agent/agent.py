@@ -39,6 +39,7 @@ from skymagic.kernels.fork import EventLoop, signal_pipe
 from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
+from skymagic.wire import debug_log
 from skymagic.wire.codec import read_line, write_all
 from skymagic.wire.processes import signal_name
 from skymagic.wire.record import READERS
@@ -76,6 +77,11 @@ class Agent:
         self._link_in, self._link_out, self._errors = link_in, link_out, errors
         self.directories = Directories(spec.job_id)
         self._directory = self.directories.work
+        debug_log.setup(
+            self._directory / debug_log.file_name(spec.node, "agent"),
+            {"pool": spec.pool, "node": spec.node},
+        )
+        debug_log.set_level(spec.log_level)
         self._loop = EventLoop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
@@ -317,6 +323,9 @@ class Agent:
                     self._requests.signal(number, message.signum)
             case wire.RankRequest():
                 self._requests.call(message)
+            case wire.LogLevel():
+                debug_log.set_level(message.level)
+                self._ranks.send_all(message)
             case wire.Measure():
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():

@@ -34,7 +34,7 @@ from skymagic.kernels.proc import (
     prctl,
     read_proc,
 )
-from skymagic.wire import processes
+from skymagic.wire import debug_log, processes
 from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 from skymagic.wire.processes import started
 
@@ -101,6 +101,7 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
 
     Then end every process that the ranks left behind.
     """
+    debug_log.setup_beside("forkserver")
     os.setpgid(0, 0)  # ending the agent's group leaves this process the time to tidy up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING:  # the agent's handlers must not run in its children
@@ -159,6 +160,7 @@ class Forks:
             end_with_parent()  # native code may hold the GIL, and nothing else would end it
             return sys.modules[processes.RANK].main(spec, fds)
 
+        debug_log.set_level(spec.log_level)  # it may have changed since the start
         pid = fork(rank)
         ident = spec.env["SKYMAGIC_IDENT"]
         owner = Owner(pid, ident, fds)

@@ -26,7 +26,7 @@ from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
-from skymagic.wire import processes
+from skymagic.wire import debug_log, processes
 
 TAIL_LINES = 200
 """Lines of its log that are reported when a rank ends.
@@ -207,6 +207,7 @@ class Ranks:
             store=store,
             profile=profile,
             log=str(log.path),
+            log_level=debug_log.level(),
         )
         self.forkserver.fork(
             full, [rank_control.detach(), *(writer for _, writer in pipes.values())]
@@ -324,6 +325,10 @@ class Ranks:
         self.values.pop(message.key, None)
         if message.value is not None:
             self.values[message.key] = message
+        self.send_all(message)
+
+    def send_all(self, message: wire.AgentMessage) -> None:
+        """Send a message to the control threads of all ranks."""
         for rank in self.running.values():
             rank.send(message)
 

@@ -21,6 +21,7 @@ from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
 from skymagic.kernels.fork import Forked, signal_pipe
 from skymagic.wire import agent as wire
+from skymagic.wire import debug_log
 from skymagic.wire.authentication import accept_ready
 from skymagic.wire.processes import boot_id
 from skymagic.wire.record import ended_by
@@ -63,6 +64,8 @@ class AgentInput:
         # whether the agent has received a line, which it needs to know `NotebookDetached`
         self.configured = False
         self.closing = False  # whether the input closes after the pending lines
+        self.first_line = b""
+        """The agent's configuration, until the daemon has read it."""
 
     def open(self, stdin: IO[bytes]) -> None:
         """Connect to the agent, which was started."""
@@ -77,6 +80,8 @@ class AgentInput:
             return
         self._pending += self._partial + data[:end]
         self._partial = bytearray(data[end:])
+        if not self.configured:
+            self.first_line = bytes(self._pending[: self._pending.index(b"\n")])
         self.configured = True
         self._write()
 
@@ -322,10 +327,21 @@ class Daemon:
         match frame.kind:
             case frames.DATA:
                 self.input.forward(frame.data)
+                if self.input.first_line:
+                    self._start_debug_log()
             case frames.EOF:
                 self._close_input()
             case frames.OPEN:
                 self._open(frame)
+
+    def _start_debug_log(self) -> None:
+        """Log as the agent does, from its configuration."""
+        line, self.input.first_line = self.input.first_line, b""
+        with suppress(ValueError):  # another program in the agent's stead
+            if isinstance(spec := wire.decode(line), wire.AgentSpec):
+                path = Path(self.directory.path, debug_log.file_name(spec.node, "daemon"))
+                debug_log.setup(path, {"pool": spec.pool, "node": spec.node})
+                debug_log.set_level(spec.log_level)
 
     def _close_input(self) -> None:
         """Close the agent's input once it has read all lines; it then ends everything."""

@@ -22,6 +22,7 @@ from skymagic.plugins import table
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
 from skymagic.wire import agent as wire
+from skymagic.wire import debug_log
 
 
 @dataclass
@@ -227,6 +228,8 @@ class AgentControl:
                 self._set(message.key, message.value)
             case wire.InterruptionNotice():
                 self.on_interruption(message)
+            case wire.LogLevel():
+                debug_log.set_level(message.level)
             case wire.RankRequest():
                 procedure = self.procedures.get(message.method)
                 try:

@@ -34,7 +34,7 @@ from skymagic.kernels.rank.shell import text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
-from skymagic.wire import metrics
+from skymagic.wire import debug_log, metrics
 from skymagic.wire.streams import MOST, frame
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
@@ -125,6 +125,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     # IPython's advice after sys.exit()
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)
     runtime.enter(info)
+    debug_log.setup_beside(f"rank-{spec.rank}", node=info.node, rank=spec.rank)
     # as in a notebook, because argparse prints it in usage lines
     sys.argv = ["ipykernel_launcher.py"]
     # output that user code silences (``@sky.silent``) is hidden, but still goes to the log

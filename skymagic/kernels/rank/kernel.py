@@ -35,6 +35,7 @@ from skymagic.kernels.rank.variable_export import define_in_children, pack_for_r
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
+from skymagic.wire import debug_log
 from skymagic.wire.order import (
     LAST_VALUE,
     NOT_DEFINED,
@@ -262,6 +263,7 @@ class RankKernel(IPythonParallelKernel):
             self.interrupts.allowed = False
             outcome = self._failure(problem)
         self.busy = False
+        debug_log.protect()  # the cell may have configured logging
         silence.end_all()  # in case the cell left one open
         self._stdio.restore()
         flush_text()

@@ -26,7 +26,7 @@ from skymagic.data.store.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, file_name_of, read_slices
 from skymagic.kernels.store.outgoing import FileReader, Sender
-from skymagic.wire import processes
+from skymagic.wire import debug_log, processes
 from skymagic.wire.store import (
     Assemble,
     CancelRead,
@@ -307,8 +307,13 @@ def _exit(*_: object) -> None:
     raise SystemExit(0)
 
 
-def main(directory: str) -> None:
-    """Serve until the input ends, or until another server takes over."""
+def main(directory: str, *log: str) -> None:
+    """Serve until the input ends, or until another server takes over.
+
+    Args:
+        log: arguments of the debug log (`wire.debug_log.arguments`).
+    """
+    debug_log.start(log)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     woken = signal_pipe()
@@ -340,7 +345,7 @@ def main(directory: str) -> None:
 if __name__ == "__main__":
     status = 0
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:])
     except (BrokenPipeError, SystemExit):
         pass
     except BaseException:

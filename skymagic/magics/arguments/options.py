@@ -498,6 +498,11 @@ _RUN = Option(
 _CELL = Option(
     ("--cell",), "cell", readers.number(1), "N", "output of one cell, by its number in the notebook"
 )
+_DEBUG = Option(
+    ("--debug",),
+    "debug",
+    help="show the debug logs of skymagic's own processes on all nodes instead",
+)
 _GREP = Option(("--grep",), "grep", str, "RE", "only lines that match a regular expression")
 _NODES = Option(
     ("-n", "--nodes"),
@@ -699,13 +704,14 @@ MAGICS: dict[str, Magic] = {
     ),
     "sky_logs": Magic(
         "Show everything that ranks wrote, including output the cell did not show.",
-        (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME),
+        (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _DEBUG, _KEEP, _POOL_NAME),
         NAME,
         "pools",
         (
             "%sky_logs -t 1 -n 200",
             "%sky_logs -f",
             "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's",
+            "%sky_logs --debug -n 200               # after %config SkyMagic.log_level = 'DEBUG'",
         ),
     ),
     "sky_stacks": Magic(
