@@ -28,7 +28,7 @@ from tests.durations import CLOCK
 from tests.lab.ending import end, environ
 from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
-from tests.tiers import EVENTS, Reader, Tier, concerns
+from tests.tiers import EVENTS, Reader, Tier, concerns, is_function
 
 __all__ = ["shared_pools"]  # a fixture of all tests
 
@@ -200,9 +200,13 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
         code is not None and "getfixturevalue" in code.co_names for code in asked
     ):  # any fixture of its file
         made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
+    # functions that are given as parameters are called, too
+    given = getattr(item, "callspec", None)
+    made += [one for one in (given.params.values() if given else ()) if is_function(one)]
     # all tests use the fixtures of this file
     return reader.tier(
-        [item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name
+        [item.function, *(one for one in made if getattr(one, "__module__", "") != __name__)],
+        item.path.parent.name,
     )
 
 

@@ -203,6 +203,11 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in ("skymagic", "tests", "benchmarks")
 
 
+def is_function(value: object) -> bool:
+    """Return True for a function, and for one with some of its arguments."""
+    return isinstance(value, types.FunctionType | functools.partial)
+
+
 def _functions(value: Any) -> list[types.FunctionType]:
     """The functions in something that is called, or whose attribute is read: a method, a property, a fixture, a decorated function."""
     if isinstance(

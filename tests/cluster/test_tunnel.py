@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import random
 import re
 import signal
 import socket
@@ -143,37 +142,6 @@ def joined() -> Iterator[tuple[Node, socket.socket, socket.socket]]:
         yield one, here, there
 
 
-def test_the_agent_outlives_the_connection() -> None:
-    with node() as one:
-        one.agent.write(b"1\n")
-        assert one.lines(1) == [b"1"]
-        one.cut()
-        one.wait("reconnecting")
-        one.agent.write(b"2\n")
-        assert one.lines(1) == [b"2"]
-        one.wait("connected")
-
-
-def test_nothing_is_lost_and_nothing_repeated() -> None:
-    """Connections die with lines under way in both directions."""
-    sent, came = 0, b""
-    moments = random.Random(0)
-    with node() as one:
-        for _ in range(20):
-            one.wait("connected")
-            for _ in range(1000):
-                one.agent.write(b"%d\n" % sent)
-                sent += 1
-            some = moments.randint(came.count(b"\n"), sent)
-            while came.count(b"\n") < some:
-                came += one.agent.read()
-            one.cut()
-        while came.count(b"\n") < sent:
-            came += one.agent.read()
-        assert came == b"".join(b"%d\n" % number for number in range(sent))
-        assert len(one.gates) >= 20
-
-
 def test_it_moves_to_another_connection_which_nobody_is_told() -> None:
     sent = 0
     with node() as one:
@@ -202,27 +170,6 @@ def test_a_move_that_leads_nowhere_is_a_lost_connection() -> None:
         one.down.clear()
         one.agent.write(b"1\n")
         assert one.lines(1) == [b"1"]
-
-
-def test_a_port_leads_to_the_node_and_survives() -> None:
-    sent, came, cuts = os.urandom(20_000_000), bytearray(), 0
-    with joined() as (one, here, there):
-        assert one.tunnel.forward(*there.getsockname()) == here.getpeername()[1]
-
-        def fill() -> None:
-            here.sendall(sent)
-            here.shutdown(socket.SHUT_WR)
-
-        threading.Thread(target=fill).start()
-        while data := there.recv(1 << 16):
-            came += data
-            if len(came) > (cuts + 1) * 3_000_000:
-                cuts += 1
-                one.cut()
-        assert bytes(came) == sent
-        assert cuts >= 5
-        there.sendall(b"thanks")
-        assert here.recv(100) == b"thanks"
 
 
 def test_shutdown_leaves_nothing() -> None:
@@ -386,26 +333,6 @@ def test_nobody_listens_there() -> None:
             here.recv(1)
 
 
-def test_one_stream_that_nobody_reads_does_not_hold_up_the_others() -> None:
-    with joined() as (one, here, there):
-        here.settimeout(0.5)
-        sent = 0
-        with contextlib.suppress(TimeoutError):
-            while sent < 1 << 30:
-                sent += here.send(bytes(1 << 20))
-        assert sent < 64 << 20  # bounded, whatever is written
-        one.agent.write(b"x\n")
-        assert one.lines(1) == [b"x"]
-        one.cut()
-        one.agent.write(b"y\n")
-        assert one.lines(1) == [b"y"]
-        here.shutdown(socket.SHUT_WR)
-        came = 0
-        while data := there.recv(1 << 20):
-            came += len(data)
-        assert came == sent
-
-
 def test_a_reset_is_passed_on() -> None:
     with joined() as (_, here, there):
         here.sendall(b"hello")
@@ -444,53 +371,3 @@ signal.pause()
     finally:
         child.kill()
         child.wait()
-
-
-def taking_over(node: Node, secret: str) -> Tunnel:
-    """Another notebook's tunnel to the same daemon."""
-    return Tunnel(lambda: ChildTransport(node.command), secret=secret, takes_over=True)
-
-
-def line(tunnel: Tunnel) -> bytes:
-    """The next line of a tunnel's agent."""
-    data = b""
-    while not data.endswith(b"\n"):
-        piece = tunnel.agent.read()
-        assert piece, tunnel.agent.complaint()
-        data += piece
-    return data
-
-
-def test_another_notebook_takes_over() -> None:
-    """In the place of one that has lost its connection in the middle of a line, and comes back later."""
-    with node() as one:
-        one.agent.write(b"1\n")
-        assert one.lines(1) == [b"1"]
-        one.agent.write(b"half a li")
-        one.down.set()
-        one.cut()
-        one.wait("reconnecting")
-        other = taking_over(one, one.tunnel._secret)
-        try:
-            other.agent.write(b"2\n")
-            assert line(other) == b"2\n"
-            one.down.clear()
-            while one.agent.read():
-                pass
-            assert one.agent.complaint() == "another notebook has attached instead of this one"
-            other.agent.write(b"3\n")
-            assert line(other) == b"3\n"
-        finally:
-            other.close()
-
-
-def test_who_does_not_know_the_secret_takes_nothing_over() -> None:
-    with node() as one:
-        one.agent.write(b"1\n")
-        assert one.lines(1) == [b"1"]
-        other = taking_over(one, "guessed")
-        assert other.agent.read() == b""
-        assert other.agent.complaint() == "a daemon of this name serves another notebook"
-        other.close()
-        one.agent.write(b"2\n")
-        assert one.lines(1) == [b"2"]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from skymagic.data.remote.remote_store import PIECE, PieceIndex, recipe
 from skymagic.data.store.store import digest
+from tests.contracts.stores import MB, Cluster, put
 from tests.data import test_remote_store as remote
 from tests.data.far import Notebook
-from tests.data.test_remote_store import MB, Cluster, put
 
 SIZE = 20 * MB + 300
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -15,119 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.data.remote.remote_store import RemoteStore
-from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
-from skymagic.kernels.store.server import LOCK
-from skymagic.providers.local import ChildTransport
-from skymagic.wire.codec import Transport
+from skymagic.data.store.store import NodeStore, digest
+from tests.contracts.stores import MB, Cluster, put
 from tests.data.far import Far, Notebook, moved
-from tests.lab.nodes import node_of, start
 from tests.lab.waiting import until
-
-MB = 1 << 20
-
-
-class Counted:
-    """A transport that counts what passes through it."""
-
-    def __init__(self, inner: ChildTransport, breaks: float) -> None:
-        self.inner = inner
-        self.sent = 0
-        self.got = 0
-        self.breaks = breaks
-        """Bytes after which nothing passes any more, in either direction."""
-        self.pause = 0.0
-        """Seconds that each reading takes."""
-
-    @property
-    def pid(self) -> int:
-        """The server's process."""
-        return self.inner._child.pid
-
-    def read(self) -> bytes:
-        """From the server."""
-        time.sleep(self.pause)  # a slow line
-        data = self.inner.read() if self.sent + self.got < self.breaks else b""
-        self.got += len(data)
-        return data
-
-    def write(self, data: bytes | memoryview) -> None:
-        """To the server."""
-        if self.sent + self.got > self.breaks:
-            raise BrokenPipeError
-        self.inner.write(data)
-        self.sent += len(data)
-
-    def complaint(self) -> str:
-        """Its standard error."""
-        return self.inner.complaint()
-
-    def close(self) -> None:
-        """End it."""
-        self.inner.close()
-
-
-class Cluster:
-    """Several nodes on this machine: a folder and a server each.
-
-    Args:
-        count: of nodes.
-        options: of the store.
-
-    Attributes:
-        breaks: for each node, after how many bytes its next lines break.
-        before: words before each node's command.
-    """
-
-    def __init__(self, count: int, **options: object) -> None:
-        self.breaks: list[list[float]] = [[] for _ in range(count)]
-        self.before: list[list[str]] = [[] for _ in range(count)]
-        self.folders = [create() for _ in range(count)]
-        self.lines: list[list[Counted]] = [[] for _ in range(count)]
-        self.said: list[str] = []
-        nodes = self.nodes = [
-            node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)
-        ]
-        self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
-
-    def _open(self, node: int) -> Callable[[], Transport]:
-        def opened() -> Transport:
-            command = [
-                *self.before[node],
-                sys.executable,
-                "-m",
-                "skymagic.kernels.store.server",
-                self.folders[node],
-            ]
-            breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
-            self.lines[node].append(Counted(ChildTransport(command), breaks))
-            return self.lines[node][-1]
-
-        return opened
-
-    def files(self, node: int) -> list[Path]:
-        """What lies on a node, complete or not."""
-        places = (Path(self.folders[node]), overflow(self.folders[node]))
-        found = (path for place in places if place.exists() for path in place.iterdir())
-        return sorted(path for path in found if path.name not in (LOCK, OVERFLOW))
-
-    def sent(self) -> list[int]:
-        """Bytes that went to each node."""
-        return [sum(line.sent for line in lines) for lines in self.lines]
-
-    def content(self, node: int, key: str) -> memoryview:
-        """A value as a rank of the node maps it."""
-        return NodeStore(self.folders[node]).map(self.store.name(key))
-
-    def everywhere(self, key: str) -> bool:
-        """Whether every node has the value."""
-        return all(digest([self.content(node, key)]) == key for node in range(len(self.folders)))
-
-    def close(self) -> None:
-        """End the servers and remove the folders."""
-        self.store.close()
-        for folder in self.folders:
-            remove(folder)
 
 
 @pytest.fixture(scope="module")
@@ -157,25 +44,6 @@ def notebook(cluster: Cluster, tmp_path: Path) -> Iterator[Notebook]:
     yield made
     for far in made.ranks:
         far.close()
-
-
-def put(cluster: Cluster, data: bytes) -> str:
-    """Put a value and wait until it is everywhere."""
-    key = cluster.store.put(None, [data], len(data))
-    cluster.store.settle()
-    return key
-
-
-def test_a_value_reaches_all_nodes_and_leaves_here_once(cluster: Cluster) -> None:
-    data = os.urandom(20 * MB)
-    key = put(cluster, data)
-    assert key == digest([data])
-    assert [bytes(cluster.content(node, key)) == data for node in range(3)] == [True] * 3
-    assert sum(cluster.sent()) < 1.01 * len(data)
-    before = sum(cluster.sent())
-    assert cluster.store.put(key, [data], len(data)) == key
-    cluster.store.settle()
-    assert sum(cluster.sent()) == before
 
 
 def test_values_of_a_notebook_on_three_nodes(notebook: Notebook, cluster: Cluster) -> None:
@@ -237,29 +105,6 @@ def test_files_go_when_nobody_needs_them(notebook: Notebook, cluster: Cluster) -
     assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
 
 
-def test_files_are_private_and_complete_ones_alone_have_names(cluster: Cluster) -> None:
-    key = put(cluster, os.urandom(3 * MB))
-    for node in range(3):
-        (path,) = cluster.files(node)
-        assert path.name == cluster.store.name(key) != key
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_what_a_rank_gives_is_taken_once(cluster: Cluster) -> None:
-    data = os.urandom(5 * MB) + bytes(3 * MB)
-    name = NodeStore(cluster.folders[1]).give([data], len(data))
-    view = cluster.store.take(name, 1)
-    assert bytes(view) == data
-    view[0] = 1  # a value that comes back can be written to
-    with pytest.raises(FileNotFoundError):
-        cluster.store.take(name, 1)
-    assert cluster.files(1) == []
-    other = NodeStore(cluster.folders[2]).give([data], len(data))
-    cluster.store.discard(other, 2)
-    with pytest.raises(FileNotFoundError):
-        cluster.store.take(other, 2)
-
-
 def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
     data = [os.urandom(3 * MB + number) for number in range(12)]
     files = [
@@ -294,42 +139,12 @@ def test_a_file_that_nobody_wants_stops_coming(cluster: Cluster) -> None:
     assert name not in {path.name for path in cluster.files(1)}
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, (1 << 19) - 1, 1 << 19, (1 << 19) + 1])
-def test_lengths(cluster: Cluster, nbytes: int) -> None:
-    data = os.urandom(nbytes)
-    key = put(cluster, data)
-    assert [bytes(cluster.content(node, key)) for node in range(3)] == [data] * 3
-    assert bytes(cluster.store.take(NodeStore(cluster.folders[0]).give([data], nbytes), 0)) == data
-
-
 def test_many_values_are_not_waited_for_one_by_one(cluster: Cluster) -> None:
     values = [os.urandom(MB + n) for n in range(30)]
     keys = [cluster.store.put(None, [value], len(value)) for value in values]
     cluster.store.settle()
     for node in range(3):
         assert [digest([cluster.content(node, key)]) for key in keys] == keys
-
-
-def test_a_value_that_changes_while_it_is_sent_lands_as_it_was_read(cluster: Cluster) -> None:
-    data = bytearray(8 * MB)
-    stop = threading.Event()
-
-    def disturb() -> None:
-        n = 0
-        while not stop.is_set():
-            n += 1
-            data[(n * 7919) % len(data)] = n % 256
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        keys = [cluster.store.put(None, [data], len(data)) for _ in range(3)]
-        cluster.store.settle()
-    finally:
-        stop.set()
-        thread.join()
-    for key in set(keys):
-        assert [digest([cluster.content(node, key)]) for node in range(3)] == [key] * 3
 
 
 def test_nobody_holds_a_value_twice(cluster: Cluster) -> None:
@@ -368,14 +183,3 @@ def test_one_node_alone_listens_nowhere() -> None:
         data = os.urandom(2 * MB)
         assert bytes(alone.content(0, put(alone, data))) == data
         assert psutil.Process(alone.lines[0][0].pid).net_connections() == []
-
-
-def test_the_end_leaves_nothing() -> None:
-    made = Cluster(2)
-    put(made, os.urandom(2 * MB))
-    pids = [lines[0].pid for lines in made.lines]
-    made.store.close()
-    made.store.close()
-    assert [made.files(node) for node in range(2)] == [[], []]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    made.close()

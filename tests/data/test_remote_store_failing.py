@@ -16,7 +16,7 @@ from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import NodeStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
-from tests.data.test_remote_store import MB, Cluster, put
+from tests.contracts.stores import MB, Cluster, put
 from tests.lab.nodes import node_of, start
 
 
@@ -38,19 +38,6 @@ def at(nbytes: int, act: Callable[[], None]) -> Callable[[int], None]:
     return progress
 
 
-@pytest.mark.parametrize("victim", range(3))
-def test_a_server_is_killed_while_a_value_passes(three: Cluster, victim: int) -> None:
-    put(three, b"all are up")
-    data = os.urandom(40 * MB)
-    kill = at(20 * MB, lambda: os.kill(three.lines[victim][0].pid, signal.SIGKILL))
-    key = three.store.put(None, [data], len(data), kill)
-    three.store.settle()
-    assert three.everywhere(key)
-    assert [len(three.files(node)) for node in range(3)] == [2] * 3  # nothing half done is left
-    assert sum(three.sent()) < (2.1 if victim == 0 else 1.1) * len(data)
-    assert len(three.lines[victim]) == 2
-
-
 @pytest.mark.parametrize("when", [10_000, 5 * MB, 10 * MB + 300])
 def test_the_line_to_the_head_breaks(three: Cluster, when: int) -> None:
     three.breaks[0] = [when, when // 8]
@@ -60,17 +47,6 @@ def test_the_line_to_the_head_breaks(three: Cluster, when: int) -> None:
     assert all(map(three.everywhere, keys))
     assert len(three.lines[0]) == 3
     assert sum(three.sent()) < 16 * MB + 2 * 5 * MB
-
-
-def test_what_landed_before_a_line_broke_is_not_sent_again(three: Cluster) -> None:
-    first = put(three, os.urandom(10 * MB))
-    for lines in three.lines:
-        os.kill(lines[0].pid, signal.SIGKILL)
-        lines[0].inner._child.wait()
-    second = put(three, os.urandom(MB))
-    assert three.everywhere(first)
-    assert three.everywhere(second)
-    assert sum(three.sent()) < 12 * MB
 
 
 def test_a_server_that_is_silent_is_replaced() -> None:
@@ -122,18 +98,6 @@ def test_a_login_shell_that_prints(tmp_path: Path) -> None:
     with closing(Cluster(1)) as one:
         one.before[0] = ["sh", "-c", 'printf "Welcome!\\n[1, 2]\\n{}\\nlast"; exec "$@"', "sh"]
         assert one.everywhere(put(one, os.urandom(MB)))
-
-
-def test_interrupt_while_a_value_is_sent(three: Cluster) -> None:
-    def press() -> None:
-        raise KeyboardInterrupt
-
-    data = os.urandom(30 * MB)
-    with pytest.raises(KeyboardInterrupt):
-        three.store.put(None, [data], len(data), at(10 * MB, press))
-    assert three.store.keys() == frozenset()
-    assert three.everywhere(put(three, data[: 2 * MB]))
-    assert [len(three.files(node)) for node in range(3)] == [1] * 3
 
 
 def test_interrupt_while_nothing_moves(three: Cluster) -> None:

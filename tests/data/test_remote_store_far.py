@@ -19,7 +19,7 @@ from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.codec import Transport
-from tests.data.test_remote_store import MB
+from tests.contracts.stores import MB
 from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines
 from tests.lab.nodes import node_of, start

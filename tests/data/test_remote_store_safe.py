@@ -21,7 +21,7 @@ from skymagic.kernels.store.server import messages
 from skymagic.providers.local import ChildTransport
 from skymagic.wire import store as protocol
 from skymagic.wire import tls
-from tests.data.test_remote_store import MB, Cluster, put
+from tests.contracts.stores import MB, Cluster, put
 from tests.lab.waiting import until
 
 NAME = "0123456789abcdef-" + "f" * 32

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,14 +81,6 @@ def test_large_and_oddly_shaped_pieces(directory: Path) -> None:
     assert store.map(store.name(key))[:3_000_000] == data.cast("B")
 
 
-def test_content_is_written_once(directory: Path) -> None:
-    store = NodeStore(directory)
-    key = store.put(None, [b"abc"], 3)
-    inode = next(directory.iterdir()).stat().st_ino
-    assert store.put(key, [b"abc"], 3) == key
-    assert next(directory.iterdir()).stat().st_ino == inode
-
-
 def test_what_is_surely_new_is_hashed_as_it_is_written(directory: Path) -> None:
     index = ContentIndex(NodeStore(directory))
     first = Part(bytes(2 * LARGE), blob=True)
@@ -126,41 +117,11 @@ def test_mapping_is_writable_private_and_needs_no_descriptor(directory: Path) ->
     assert mappings(name) == []
 
 
-def test_unlinked_file_stays_mapped(directory: Path) -> None:
-    store = NodeStore(directory)
-    key = store.put(None, [b"keep me"], 7)
-    view = store.map(store.name(key))
-    store.drop([key, "unknown"])
-    assert list(directory.iterdir()) == []
-    assert bytes(view) == b"keep me"
-
-
-def test_give_and_take(directory: Path) -> None:
-    giver, taker = NodeStore(directory), NodeStore(directory)
-    one = giver.give([b"a", b"b"], 2)
-    two = giver.give([b"a", b"b"], 2)
-    assert one != two
-    assert bytes(taker.take(one)) == b"ab"
-    giver.close()
-    assert [path.name for path in directory.iterdir()] == [two]
-    with pytest.raises(FileNotFoundError):
-        taker.take(one)
-
-
 def test_names_do_not_leave_the_directory(directory: Path) -> None:
     store = NodeStore(directory)
     for name in ("../x", "/etc/passwd", ".hidden"):
         with pytest.raises(ValueError, match="not a name"):
             store.map(name)
-
-
-def test_close_leaves_nothing(directory: Path) -> None:
-    store = NodeStore(directory)
-    for number in range(5):
-        store.put(None, [bytes([number])], 1)
-    store.close()
-    store.close()
-    assert list(directory.iterdir()) == []
 
 
 def test_failed_write_leaves_nothing(directory: Path) -> None:
@@ -179,21 +140,6 @@ def limited(directory: Path, nbytes: int, said: list[str]) -> NodeStore:
     return NodeStore(
         directory, share=nbytes / (status.f_bavail * status.f_frsize), notify=said.append
     )
-
-
-def test_oldest_are_evicted_and_pinned_ones_stay(directory: Path) -> None:
-    said: list[str] = []
-    store = limited(directory, 35_000_000, said)
-    keys = [store.put(None, [bytes([n]) * 10_000_000], 10_000_000) for n in range(3)]
-    store.missing([keys[0]])
-    store.pin([keys[1]])
-    store.put(None, [b"\3" * 10_000_000], 10_000_000)
-    assert store.missing(keys) == [keys[2]]
-    assert "node store is full" in said[0]
-    store.unpin([keys[1]])
-    for n in (4, 5, 6):
-        store.put(None, [bytes([n]) * 10_000_000], 10_000_000)
-    assert store.missing(keys) == keys
 
 
 def test_too_large_goes_to_disk(directory: Path) -> None:
@@ -258,45 +204,6 @@ def test_shared_memory_of_64_mb_that_fills_up(tmp_path: Path) -> None:
         ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
     )
     assert done.stdout == "ok\n", done.stderr
-
-
-def test_a_value_that_changes_while_it_is_written_is_stored_as_read(directory: Path) -> None:
-    store = NodeStore(directory)
-    data = bytearray(20_000_000)
-    stop = threading.Event()
-
-    def disturb() -> None:
-        n = 0
-        while not stop.is_set():
-            n += 1
-            data[(n * 7919) % len(data)] = n % 256
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        for _ in range(5):
-            wanted = digest([data])
-            key = store.put(wanted, [data], len(data))
-            assert digest([store.map(store.name(key))]) == key
-    finally:
-        stop.set()
-        thread.join()
-
-
-def test_two_threads_put_the_same_content(directory: Path) -> None:
-    store = NodeStore(directory)
-    data = os.urandom(5_000_000)
-    keys: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data))))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(keys)) == 1
-    assert [path.name for path in directory.iterdir()] == [store.name(keys[0])]
 
 
 def test_pieces_are_streamed(directory: Path) -> None:

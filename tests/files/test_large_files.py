@@ -16,7 +16,7 @@ from skymagic.files.transfer.listing import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, numbered, part_name
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.wire.files import FilePart, FilePiece, messages
-from tests.data.test_remote_store import MB, Cluster
+from tests.contracts.stores import MB, Cluster
 from tests.files.test_multicast import COUNT, Nodes, cluster
 
 __all__ = ["cluster"]

@@ -18,7 +18,7 @@ from skymagic.files.copy import Files
 from skymagic.files.upload import DataPlane
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.codec import Transport
-from tests.data.test_remote_store import MB, Cluster, Counted, put
+from tests.contracts.stores import MB, Cluster, Counted, put
 from tests.lab.nodes import node_of, start
 
 COUNT = 3

@@ -927,7 +927,8 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
         variables = [f"{key}={value}" for key, value in self.cluster.environment(pod).items()]
         assert self.get_argument("container") == pod.container["name"]
         self._program = await asyncio.create_subprocess_exec(
-            *pod.space.enter, *who, "env", "-i", *variables, *self.get_arguments("command", strip=False),
+            # runc makes each process of exec the leader of a session
+            *pod.space.enter, *who, "setsid", "env", "-i", *variables, *self.get_arguments("command", strip=False),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.cluster.execs.append(self)

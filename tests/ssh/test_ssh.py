@@ -123,12 +123,6 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection
     assert done.out == "one\ntwo\nthree"
 
 
-def test_much_output(connection: HostConnection) -> None:
-    done = connection.run("head -c 5000000 /dev/zero; head -c 1500000 /dev/zero >&2; echo end >&2")
-    assert (done.status, len(done.out)) == (0, 5000000)
-    assert done.err.endswith("end\n")
-
-
 def test_a_timeout_ends_the_script_with_all_that_it_started(
     hosts: Hosts, connection: HostConnection
 ) -> None:
@@ -141,39 +135,6 @@ def test_a_timeout_ends_the_script_with_all_that_it_started(
 # ----------------------------------------------------------------------------------------------------- processes
 
 
-def test_a_process_is_spoken_to(connection: HostConnection) -> None:
-    process = connection.open("exec cat")
-    process.write(b"x" * 300_000 + b"\n")
-    data = b""
-    while not data.endswith(b"\n"):
-        data += process.read()
-    assert len(data) == 300_001
-    assert process.status() is None
-    process.close()
-    assert process.status() == 0
-    assert process.read() == b""
-    process.close()
-
-
-def test_processes_run_beside_each_other(connection: HostConnection) -> None:
-    processes = [connection.open("exec cat") for _ in range(12)]
-    for number, process in enumerate(processes):
-        process.write(f"{number}".encode())
-    assert [process.read() for process in processes] == [f"{n}".encode() for n in range(12)]
-    for process in processes:
-        process.close()
-
-
-def test_what_a_process_complains(connection: HostConnection) -> None:
-    process = connection.open("echo 'no such module' >&2; exit 1")
-    assert process.read() == b""
-    process.finish()
-    assert (process.complaint(), process.status()) == ("no such module", 1)
-    with pytest.raises(BrokenPipeError, match="closed"):
-        process.write(b"x" * 50_000_000)
-    process.close()
-
-
 def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None:
     """Its end is met between two writes or within one: the same error either way."""
     for _ in range(100):
@@ -182,14 +143,6 @@ def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None
             list(map(process.write, itertools.repeat(bytes(1 << 16))))
         assert process.finish(20.0) == 3
         process.close()
-
-
-def test_closing_ends_a_process_that_does_not_listen(
-    hosts: Hosts, connection: HostConnection
-) -> None:
-    process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
-    process.kill()
-    assert still_there(hosts[0].processes()) == []
 
 
 # --------------------------------------------------------------------------------------------------------- files

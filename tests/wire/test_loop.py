@@ -128,20 +128,6 @@ def test_streams_arrive_whatever_is_lost(steps) -> None:
         assert ends.read == [ends.written[1], ends.written[0]]
 
 
-def test_the_other_end_of_a_stream_ends(ends: Ends) -> None:
-    ends.connect()
-    ends.write(0, 0, 5)
-    ends.write(0, 0, 0)
-    while not ends.arrived():
-        ends.turn(0)
-        ends.turn(1)
-    ends.write(1, 0, 300_000)
-    while not ends.arrived():
-        ends.turn(1)
-        ends.turn(0)
-    assert ends.read[0][0] == ends.written[1][0]
-
-
 def test_what_waits_is_bounded(ends: Ends) -> None:
     """Without a connection, streams are not read."""
     ends.write(0, 0, 50_000_000)
