@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo quick near test durations check format bench docs package lowest gpu gpu-wheels pictures notebooks soak clean
+.PHONY: help demo quick near test durations check format bench golden docs docs-test package lowest gpu gpu-wheels pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -29,6 +29,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff fix and format the code"
+	@echo "make golden  write the texts that users see into tests/golden: review the difference"
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
@@ -68,6 +69,10 @@ check: $(READY)
 format: $(READY)
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
+
+golden: $(READY)
+	@$(RUN) -m tests.surfaces
+	@git --no-pager diff --stat -- tests/golden
 
 bench: $(READY)
 	@$(RUN) benchmarks/run.py $(ARGS)

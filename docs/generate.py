@@ -15,9 +15,11 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 import skymagic  # noqa: E402  (the path is set above)
 from skymagic.api.command import _parser  # noqa: E402  (the path is set above)
+from skymagic.errors import CODES  # noqa: E402  (the path is set above)
 from skymagic.magics.arguments.options import MAGICS, POOL, RUN, Option  # noqa: E402
 from skymagic.magics.config import SkyMagic  # noqa: E402
 
+CODES_BEGIN, CODES_END = "<!-- codes: docs/generate.py -->", "<!-- end of codes -->"
 NOTE = "<!-- Written by docs/generate.py from the package; do not edit. -->\n"
 
 
@@ -202,7 +204,23 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"magics.md": magics, "settings.md": settings, "command.md": command, "python.md": python}
+def errors() -> str:
+    """The page of errors, whose text is written by hand, with its table of codes as the package has them."""
+    text = (FOLDER / "errors.md").read_text()
+    before, _, rest = text.partition(CODES_BEGIN)
+    after = rest.partition(CODES_END)[2]
+    rows = [f"| `{code}` | {cell(meaning)} |" for code, meaning in CODES.items()]
+    table = "\n".join(["| code | meaning |", "|---|---|", *rows])
+    return f"{before}{CODES_BEGIN}\n{table}\n{CODES_END}{after}"
+
+
+PAGES = {
+    "magics.md": magics,
+    "settings.md": settings,
+    "command.md": command,
+    "python.md": python,
+    "errors.md": errors,
+}
 
 
 def main() -> None:

@@ -24,12 +24,16 @@
 
 A RunError renders as the rank's own traceback; every other error renders as its message alone,
 without internal frames.
+
+Each error has a `code`, a stable identifier of its cause for programs and tests, and the fields
+that are known where it is raised: `rank`, `node`, `host`, `names` and `hint`. Messages may be
+reworded at any time; codes and fields stay. `CODES` lists the codes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,7 +44,49 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SkyError(Exception):
-    """Base of all errors of skymagic."""
+    """Base of all errors of skymagic.
+
+    Args:
+        message: what happened, and where.
+        code: stable identifier of the cause (`CODES`), by default that of the class.
+        rank: the rank concerned, if it is one.
+        node: the number of the node concerned, if it is one.
+        host: the machine concerned, as the user knows it; "" if it is none or several.
+        names: what the error is about: variables, packages, pools, hosts, files.
+        hint: what to try next; appended to the message as a line of its own.
+    """
+
+    code: str = "error"
+    rank: int | None = None
+    node: int | None = None
+    host: str = ""
+    names: tuple[str, ...] = ()
+    hint: str = ""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: str = "",
+        rank: int | None = None,
+        node: int | None = None,
+        host: str = "",
+        names: Iterable[str] = (),
+        hint: str = "",
+    ) -> None:
+        super().__init__(f"{message}\n  {hint}" if hint else message)
+        fields = {
+            "code": code,
+            "rank": rank,
+            "node": node,
+            "host": host,
+            "names": tuple(names),
+            "hint": hint,
+        }
+        # defaults stay on the class: a pickle holds what this error alone has
+        vars(self).update(
+            {name: value for name, value in fields.items() if value not in ("", None, ())}
+        )
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows: only the message, because internal frames are of no
@@ -54,13 +100,11 @@ class _QuotingError(SkyError):
     name.
     """
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(
-            *(
-                sanitized(argument) if isinstance(argument, str) else argument
-                for argument in arguments
-            )
-        )
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        hint = sanitized(fields.pop("hint", ""))
+        host = sanitized_line(fields.pop("host", ""))
+        names = [sanitized_line(name) for name in fields.pop("names", ())]
+        super().__init__(sanitized(message), hint=hint, host=host, names=names, **fields)
 
 
 class RequestError(_QuotingError):
@@ -70,14 +114,16 @@ class RequestError(_QuotingError):
         mistakes: one sentence for each mistake, in the user's words; at least one.
     """
 
-    def __init__(self, mistakes: Sequence[str] | str) -> None:
+    code = "request"
+
+    def __init__(self, mistakes: Sequence[str] | str, **fields: Any) -> None:
         self.mistakes: tuple[str, ...] = (
             (sanitized(mistakes),) if isinstance(mistakes, str) else tuple(map(sanitized, mistakes))
         )
-        super().__init__("; ".join(self.mistakes))
+        super().__init__("; ".join(self.mistakes), **fields)
 
-    def __reduce__(self) -> tuple[type[RequestError], tuple[tuple[str, ...]]]:
-        return type(self), (self.mistakes,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.mistakes,), vars(self)
 
 
 @contextmanager
@@ -96,12 +142,16 @@ def collect_mistakes(mistakes: list[str], before: str = "") -> Iterator[None]:
 class CellSyntaxError(SkyError):
     """A cell that is not Python; the message shows the line."""
 
+    code = "cell-syntax"
+
 
 class CaptureError(SkyError):
     """Variables that cannot be sent to the ranks.
 
     The message names each with its type and a remedy.
     """
+
+    code = "capture"
 
 
 class PackagesError(_QuotingError):
@@ -112,13 +162,19 @@ class PackagesError(_QuotingError):
     Nothing was sent.
     """
 
+    code = "packages"
+
 
 class PoolError(_QuotingError):
     """A pool cannot be created, found or used, or was ended while something ran on it."""
 
+    code = "pool"
+
 
 class ProvisionError(PoolError):
     """Machines or ranks did not start; everything started so far has been released."""
+
+    code = "provision"
 
 
 class HostError(ProvisionError):
@@ -127,20 +183,24 @@ class HostError(ProvisionError):
     Args:
         host: as the user named it.
         reason: the problem, without the host's name.
-        remedy: what to try next; may be empty.
+        hint: what to try next; may be empty.
+        code: identifier of the cause.
     """
 
-    def __init__(self, host: str, reason: str, remedy: str = "") -> None:
-        self.host = sanitized_line(host)
-        self.reason, self.remedy = sanitized(reason), sanitized(remedy)
-        super().__init__(f"{host}: {reason}" + (f"\n  {remedy}" if remedy else ""))
+    code = "host"
 
-    def __reduce__(self) -> tuple[type[HostError], tuple[str, str, str]]:
-        return type(self), (self.host, self.reason, self.remedy)
+    def __init__(self, host: str, reason: str, hint: str = "", *, code: str = "") -> None:
+        super().__init__(f"{host}: {reason}", code=code, host=host, hint=hint)
+        self.reason = sanitized(reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.host, self.reason, self.hint), vars(self)
 
 
 class HostGone(HostError):
     """A host is gone for certain, with everything that ran there; retrying is pointless."""
+
+    code = "host-gone"
 
 
 class HostsError(ProvisionError):
@@ -148,46 +208,54 @@ class HostsError(ProvisionError):
 
     Args:
         failures: one for each host, in the user's order; at least one.
-        asked: total number of hosts.
+        host_count: total number of hosts.
     """
 
+    code = "hosts"
+
     def __init__(self, failures: Sequence[HostError], host_count: int) -> None:
-        self.failures, self.asked = tuple(failures), host_count
+        self.failures, self.host_count = tuple(failures), host_count
         lines = [
             f"{len(self.failures)} of {host_count} hosts could not be used",
             *map(str, self.failures),
         ]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(lines), names=[failure.host for failure in self.failures])
 
-    def __reduce__(self) -> tuple[type[HostsError], tuple[tuple[HostError, ...], int]]:
-        return type(self), (self.failures, self.asked)
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.failures, self.host_count)
 
 
 class CloudError(ProvisionError):
     """A cloud refused a call, or did not answer it.
 
     Args:
-        kind: category: ``capacity``, ``quota``, ``permission``, ``credentials``, ``throttled``, …
-        code: the cloud's name of the error.
+        kind: category: ``capacity``, ``quota``, ``permission``, ``credentials``, ``throttled``, …;
+            the error's code is ``cloud-`` and the kind.
+        cloud_code: the cloud's own name of the error.
         reason: the problem.
-        remedy: what to do about it; may be empty.
+        hint: what to do about it; may be empty.
     """
 
-    def __init__(self, kind: str, code: str, reason: str, remedy: str = "") -> None:
-        self.kind, self.code = kind, code
-        self.reason, self.remedy = sanitized(reason), sanitized(remedy)
-        super().__init__(reason + (f"\n  {remedy}" if remedy else ""))
+    code = "cloud"
 
-    def __reduce__(self) -> tuple[type[CloudError], tuple[str, str, str, str]]:
-        return type(self), (self.kind, self.code, self.reason, self.remedy)
+    def __init__(self, kind: str, cloud_code: str, reason: str, hint: str = "") -> None:
+        super().__init__(reason, code=f"cloud-{kind.replace('_', '-')}", hint=hint)
+        self.kind, self.cloud_code, self.reason = kind, cloud_code, sanitized(reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.kind, self.cloud_code, self.reason, self.hint)
 
 
 class PoolStateError(PoolError):
     """The pool's state does not allow the operation."""
 
+    code = "pool-state"
+
 
 class FilesError(_QuotingError):
     """Files that could not be copied; the message names each, with its node and the reason."""
+
+    code = "files"
 
 
 class RunError(SkyError):
@@ -197,6 +265,7 @@ class RunError(SkyError):
         failures: the report of each failed rank, in rank order (``results.Failure``).
     """
 
+    code = "run"
     failures: tuple[object, ...] = ()
 
 
@@ -217,6 +286,7 @@ class RankError(RunError):
         below: lines under the traceback: what happened to the other ranks.
     """
 
+    code = "rank-raised"
     rank: int
     hostname: str
     ename: str
@@ -294,9 +364,11 @@ class RankDied(RunError):
         status: its wait status: negative for a signal, else the exit code.
     """
 
+    code = "rank-died"
+    rank: int
+
     def __init__(self, message: str, *, rank: int, hostname: str, status: int | None) -> None:
-        super().__init__(message)
-        self.rank = rank
+        super().__init__(message, rank=rank, host=hostname)
         self.hostname = hostname
         self.status = status
 
@@ -315,9 +387,11 @@ class ScriptError(RunError):
         status: the script's exit code; negative for a signal; None if it could not be started.
     """
 
+    code = "script"
+    node: int
+
     def __init__(self, message: str, *, node: int, hostname: str, status: int | None) -> None:
-        super().__init__(message)
-        self.node = node
+        super().__init__(message, node=node, host=hostname)
         self.hostname = hostname
         self.status = status
 
@@ -330,6 +404,8 @@ class ScriptError(RunError):
 class RunTimeout(RunError):
     """The cell took longer than ``--timeout`` allows; the message shows where each rank was."""
 
+    code = "run-timeout"
+
 
 class RunInterrupted(RunError, KeyboardInterrupt):
     """The user interrupted the cell.
@@ -341,6 +417,7 @@ class RunInterrupted(RunError, KeyboardInterrupt):
             button was pressed; else None.
     """
 
+    code = "run-interrupted"
     values: object = None
 
 
@@ -352,4 +429,134 @@ class ResultError(RunError):
             missing one is replaced by an object with the reason.
     """
 
+    code = "result"
     values: object = None
+
+
+# The reference's table of codes is written from this one (docs/generate.py).
+CODES = {
+    "error": "Any other error of skymagic",
+    "request": "Options, names or values of the request are wrong; `mistakes` lists all of them",
+    "no-pool": "No pool has this name",
+    "no-provider": "No provider has this name",
+    "no-plugin": "No plugin has this name",
+    "no-node": "The pool has no node with this number",
+    "no-rank": "The pool, or the cell, has no such rank",
+    "no-name": "The rank has no variable with this name",
+    "no-ssh-client": "`--ssh` names a client that does not exist",
+    "no-context": "The kubeconfig has no such context",
+    "no-cluster": "No Kubernetes cluster is configured here",
+    "no-partition": "Slurm has no such partition",
+    "pod-template": "The pod template cannot be used",
+    "pool-ambiguous": "Several pools match",
+    "pool-of-notebook": "The pool belongs to this notebook",
+    "plugin-broken": "The plugin failed, or does not return what a plugin returns",
+    "plugin-options": "The plugin does not take these options",
+    "plugin-order": "Plugins each have to be set up before the other",
+    "ssh-config": "The ssh configuration has a value that cannot be used",
+    "ssh-config-exposed": "Other users may write the ssh configuration",
+    "cluster-unverified": "The connection to the API server is not protected",
+    "environment": "An environment variable that describes a rank is damaged",
+    "notebook-run": "No notebook runs there, or the pool does not run it",
+    "cell-syntax": "The cell is not Python",
+    "capture": "A variable cannot be sent",
+    "packages": "Packages are missing or could not be installed",
+    "packages-missing": "Packages that the cell needs are missing on nodes",
+    "packages-unknown": "Nodes did not say which packages they have",
+    "no-wheel": "No wheel of the package fits the nodes",
+    "notebook-environment": "The ranks use the notebook's own environment",
+    "named-interpreter": "The ranks use an interpreter that the user named",
+    "pool": "A pool cannot be created, found or used",
+    "pool-closed": "The pool was ended while it was used",
+    "pool-held": "Another notebook uses the pool",
+    "pool-exists": "A pool with this name exists already",
+    "not-released": "Machines or processes could not be ended; the message names them",
+    "unreached": "Machines could not be reached",
+    "lost-contact": "The connection to the pool is lost",
+    "attach": "The pool cannot be attached",
+    "other-python": "The pool has another version of Python",
+    "other-version": "The pool has another version of skymagic",
+    "other-machine": "The pool is on another machine",
+    "key-missing": "The pool's key is not here",
+    "key-damaged": "The pool's key cannot be read",
+    "key-exposed": "Other users may read the pool's key",
+    "folder-deleted": "The notebook's working folder was deleted",
+    "gpu-taken": "Another pool has taken the GPU meanwhile",
+    "group-forming": "The process group is being formed",
+    "no-log": "The log of the rank is not available",
+    "node-unreached": "The node does not answer",
+    "value-lost": "A value was lost with a node",
+    "value-dropped": "A value is no longer needed",
+    "value-changed": "A value changed while it was sent",
+    "value-not-sent": "A value could not be sent to a node",
+    "ranks-not-back": "Ranks that were replaced have not come back",
+    "provision": "Machines or ranks did not start",
+    "rank-start": "A rank could not start",
+    "start-timeout": "Nodes or ranks did not start in time",
+    "network": "The nodes cannot reach each other",
+    "machine-broken": "A rented machine does not work and is not replaced",
+    "lifetime": "The pool's lifetime is nearly over",
+    "package-missing": "A package that the provider needs is not installed here",
+    "program-missing": "A program that the provider needs is not on the PATH",
+    "kubernetes-job": "The Kubernetes job cannot start",
+    "kubernetes-deleted": "The Kubernetes job was deleted",
+    "kubernetes-refused": "The API server refused",
+    "kubernetes-unreached": "The API server does not answer",
+    "ray-refused": "Ray refused",
+    "ray-unreached": "The Ray cluster does not answer",
+    "ray-lost": "The connection to the Ray cluster is lost",
+    "slurm-refused": "Slurm refused the job",
+    "slurm-unreached": "Slurm does not answer",
+    "slurm-ended": "The Slurm job ended",
+    "slurm-runs": "The Slurm job runs, so that it cannot be renewed",
+    "host": "A host cannot be used",
+    "host-gone": "The host is gone, with everything on it",
+    "hosts": "Several hosts cannot be used; `failures` has an error for each",
+    "host-name": "The name of the host is not known",
+    "host-unreached": "The host does not answer, or refuses the connection",
+    "host-jump": "The jump host cannot be used",
+    "host-proxy": "The ProxyCommand failed",
+    "host-no-ssh": "The port does not speak SSH",
+    "host-key-unknown": "The host's key is not in known_hosts",
+    "host-key-changed": "The host has another key than known_hosts says",
+    "host-key-revoked": "The host's key is revoked",
+    "host-no-key": "The host accepts none of the keys",
+    "host-sessions": "sshd allows no more processes on the connection",
+    "host-lost": "The connection to the host is lost",
+    "host-closed": "The connection to the host is closed",
+    "host-timeout": "A step on the host took too long",
+    "host-write": "A file on the host could not be written",
+    "shell-ended": "The login shell ended before it ran anything",
+    "shell-floods": "The login shell prints without end",
+    "shell-hangs": "The login shell runs nothing",
+    "shell-refused": "The host starts no process",
+    "openssh-missing": "OpenSSH's client cannot be used here",
+    "openssh-no-master": "OpenSSH's master connection is not there",
+    "openssh-master-hangs": "OpenSSH's master connection does not answer",
+    "openssh-login": "OpenSSH's client cannot log in",
+    "channel-key": "The node has not got the key of its channel",
+    "channel-unsealed": "The node opens no encrypted session",
+    "setup": "The host cannot be set up",
+    "setup-python": "The host has no suitable Python",
+    "setup-wheel": "A wheel cannot be installed on the host",
+    "setup-packages": "Packages cannot be installed on the host",
+    "node-lost": "A node is lost",
+    "cloud": "A cloud refused a call; `cloud-quota`, `cloud-capacity`, …: with the `kind`",
+    "pool-state": "The pool's state does not allow this",
+    "pool-move": "The pool cannot change its state in this way",
+    "pool-ended": "The pool has ended",
+    "pool-not-started": "The pool has not been started",
+    "pool-not-ready": "The pool is not ready",
+    "pool-busy": "Other cells run on these ranks",
+    "world-changed": "The pool has another number of ranks by now",
+    "ranks-lost": "Ranks were lost and did not come back",
+    "files": "Files could not be copied",
+    "run": "A cell failed on the ranks",
+    "rank-raised": "A rank raised an exception",
+    "rank-died": "A rank's process ended",
+    "script": "A script failed on a node",
+    "run-timeout": "The cell took longer than `--timeout`",
+    "run-interrupted": "The user stopped the cell",
+    "kernel-shut-down": "The kernel was shut down; the ranks keep running",
+    "result": "A value could not be returned",
+}

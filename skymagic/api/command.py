@@ -367,7 +367,11 @@ def _cancel(line: argparse.Namespace) -> int:
 
     state = notebooks.stop(line.pool)
     if state.status != "running":
-        raise RequestError(f"no notebook is being executed on pool {line.pool!r}")
+        raise RequestError(
+            f"no notebook is being executed on pool {line.pool!r}",
+            code="notebook-run",
+            names=[line.pool],
+        )
     message = f"the notebook on pool {line.pool!r} is stopped"
     print_sanitized(json.dumps({"done": [message]}) if line.json else message)
     return 0

@@ -198,7 +198,8 @@ class Compute(RunningPool):
         """
         if self._pool is None:
             raise PoolStateError(
-                "the pool is not started: write `with sky.Compute(…) as pool:`, or call start()"
+                "the pool is not started: write `with sky.Compute(…) as pool:`, or call start()",
+                code="pool-not-started",
             )
         return self._pool
 

@@ -70,7 +70,9 @@ def costs(
     if name is not None and not pool_costs:
         raise PoolError(
             f"no pool {name!r} was rented within a month; skymagic status --cost lists "
-            "those that were"
+            "those that were",
+            code="no-pool",
+            names=[name],
         )
     return pool_costs
 

@@ -41,7 +41,11 @@ def look(hosts: Sequence[str]) -> Disks:
     """
     disks, unreached = ask(hosts, lambda _: disk_script(), parse_disk)
     if not disks:
-        raise PoolError("; ".join(f"{host}: {reason}" for host, reason in unreached.items()))
+        raise PoolError(
+            "; ".join(f"{host}: {reason}" for host, reason in unreached.items()),
+            code="unreached",
+            names=unreached,
+        )
     return disks, unreached
 
 

@@ -187,7 +187,8 @@ def _login(record: PoolRecord) -> str | None:
 def _only(found: Sequence[PoolRecord]) -> PoolRecord | None:
     if len(found) > 1:
         raise RequestError(
-            "several pools were left: say which one\n" + "\n".join(map(records.words, found))
+            "several pools were left: say which one\n" + "\n".join(map(records.words, found)),
+            code="pool-ambiguous",
         )
     return found[0] if found else None
 
@@ -208,7 +209,9 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
         clients, record.job_id, regions or catalogue.used_regions(clients)
     ):
         raise PoolError(
-            f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems)
+            f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems),
+            code="not-released",
+            names=[record.name],
         )
     records.remove(record.job_id)
     return [f"pool {record.name!r} is down"]
@@ -240,7 +243,10 @@ def everything_rented(
         say(text)
 
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
-        raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
+        raise PoolError(
+            "not everything rented could be terminated:\n  " + "\n  ".join(problems),
+            code="not-released",
+        )
     # keep the record of a pool that another notebook is renting at this moment
     running = {rent.job for rent in ledger.all_rents() if rent.ended is None}
     for record in records.every():

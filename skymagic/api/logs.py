@@ -97,7 +97,9 @@ class LogReader:
         except BaseException as problem:
             self.close()
             if isinstance(problem, ProvisionError):
-                raise PoolError(f"pool {key.name!r} cannot be read: {problem}") from problem
+                raise PoolError(
+                    f"pool {key.name!r} cannot be read: {problem}", code="attach", names=[key.name]
+                ) from problem
             raise
 
     def _open(self, node: Node, _: Callable[[str], None]) -> Transport:

@@ -80,7 +80,11 @@ def start(request: NotebookRequest) -> PoolRecord:
         record = settled(records.named(request.pool))
         key = keys.read(record.job_id)
         if not (request.take_over or records.left(record)):
-            raise PoolError(f"{records.held_words(record)}: add --take-over")
+            raise PoolError(
+                f"{records.held_words(record)}: add --take-over",
+                code="pool-held",
+                names=[record.name],
+            )
     except SkyError as problem:
         mistakes.append(str(problem))
     if mistakes:
@@ -127,7 +131,11 @@ def _start(
         state = _asked(nodes[0], "start", record.job_id, order=order)
     if state.status == "refused":
         records.write(record)
-        raise PoolError(f"pool {record.name!r} does not execute it: {state.problem}")
+        raise PoolError(
+            f"pool {record.name!r} does not execute it: {state.problem}",
+            code="notebook-run",
+            names=[record.name],
+        )
     if key.plan.remote:  # otherwise the job's kernel writes the record itself
         job_record = replace(
             job_record, process=state.process, machine=state.machine, folder=folder
@@ -168,7 +176,11 @@ def follow(
             elif isinstance(message, wire.NotebookState):
                 _settle(record, message)
                 return message
-    raise PoolError(f"lost contact with pool {record.name!r}: skymagic logs {record.name} -f")
+    raise PoolError(
+        f"lost contact with pool {record.name!r}: skymagic logs {record.name} -f",
+        code="lost-contact",
+        names=[record.name],
+    )
 
 
 def stop(name: str) -> wire.NotebookState:
@@ -240,7 +252,9 @@ def _messages(
             for message, _ in wire.CODEC.messages(transport.read, noise=True):
                 yield message
         if complaint := transport.complaint():
-            raise PoolError(f"{head_node.name}: {complaint}")
+            raise PoolError(
+                f"{head_node.name}: {complaint}", code="unreached", names=[head_node.name]
+            )
 
 
 def _asked(
@@ -250,4 +264,4 @@ def _asked(
     for message in _messages(head_node, *question, order=order):
         if isinstance(message, wire.NotebookState):
             return message
-    raise PoolError(f"{head_node.name} does not answer")
+    raise PoolError(f"{head_node.name} does not answer", code="unreached", names=[head_node.name])

@@ -99,7 +99,9 @@ def look(
     inventory = on_hosts.find(request.hosts)
     if not inventory.reached:
         raise PoolError(
-            "; ".join(f"{host}: {reason}" for host, reason in inventory.unreached.items())
+            "; ".join(f"{host}: {reason}" for host, reason in inventory.unreached.items()),
+            code="unreached",
+            names=inventory.unreached,
         )
     # these hosts have reported all their pools: their other records are of pools that have ended
     records.forget(inventory.reached, [pool.job_id for pool in inventory.pools])
@@ -186,7 +188,9 @@ def end_on_hosts(
     pools = on_hosts.chosen(inventory, name, every)
     if own_names := [pool.name for pool in pools if pool.job_id in own]:
         raise RequestError(
-            f"{', '.join(own_names)}: of this notebook; %sky_down {own_names[0]} ends it"
+            f"{', '.join(own_names)}: of this notebook; %sky_down {own_names[0]} ends it",
+            code="pool-of-notebook",
+            names=own_names,
         )
     command = "%sky_down" if live.in_ipython() else "skymagic down"
     ended_by = f"`{command}` on {gethostname()}"
@@ -198,7 +202,9 @@ def end_on_hosts(
     )
     if unreached:
         raise PoolError(
-            "; ".join([*lines, *(f"{host}: {reason}" for host, reason in unreached.items())])
+            "; ".join([*lines, *(f"{host}: {reason}" for host, reason in unreached.items())]),
+            code="unreached",
+            names=unreached,
         )
     return lines
 
@@ -351,7 +357,11 @@ def end_in_cluster(
     cluster = providers.listing(provider, login)
     pool = _only(cluster, name, provider)
     if pool.job_id in own:
-        raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
+        raise RequestError(
+            f"{pool.name}: of this notebook; %sky_down {pool.name} ends it",
+            code="pool-of-notebook",
+            names=[pool.name],
+        )
     cluster.end(pool.job_id)
     records.remove(pool.job_id)
     return [f"pool {pool.name!r} ({pool.job_id}) is ended: {pool.where}"]
@@ -364,7 +374,8 @@ def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
         listed = ", ".join(f"{pool.job_id} ({pool.where})" for pool in matching or pools) or "none"
         raise RequestError(
             f"{len(matching)} of your pools match: say which one; --provider {provider} has "
-            f"{listed}"
+            f"{listed}",
+            code="pool-ambiguous",
         )
     return matching[0]
 
@@ -463,12 +474,18 @@ def end_rented(
     clients = AwsClients.of(settings)
     pool = sweep.chosen_pool(sweep.tagged_pools(clients), name)
     if pool.job_id in own:
-        raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
+        raise RequestError(
+            f"{pool.name}: of this notebook; %sky_down {pool.name} ends it",
+            code="pool-of-notebook",
+            names=[pool.name],
+        )
     say(f"ending {_heading(pool)} …")
     if problems := sweep.release_job(clients, pool.job_id, catalogue.used_regions(clients)):
         listed = "\n  ".join(problems)
         raise PoolError(
-            f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}"
+            f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}",
+            code="not-released",
+            names=[pool.name],
         )
     records.remove(pool.job_id)
     return [f"pool {pool.name!r} ({pool.job_id}) is down"]

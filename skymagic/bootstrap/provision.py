@@ -98,7 +98,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
 def refuse(name: str, facts: HostFacts, requirements: Requirements) -> None:
     """Raise HostError if nothing can be set up on such a host."""
     if problems := explain_unusable(facts, requirements):
-        raise HostError(name, "it cannot be set up: " + ";\n  ".join(problems))
+        raise HostError(name, "it cannot be set up: " + ";\n  ".join(problems), code="setup")
 
 
 def setup(
@@ -202,7 +202,7 @@ def _install(
         report("its package cache seems damaged; installing without it")
         failure = _tried(host, replace(plan, cached=False), facts, report, runs)
     if failure is not None:
-        raise HostError(host.label, failure.reason, failure.remedy(facts))
+        raise HostError(host.label, failure.reason, failure.remedy(facts), code="setup")
 
 
 def _tried(
@@ -255,7 +255,9 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: HostFacts) -> dict[str, 
             files["uv.gz"] = uv_for(facts)
         except UvUnavailable as problem:
             raise HostError(
-                host.label, *lacks_python(plan.requirements, facts, str(problem))
+                host.label,
+                *lacks_python(plan.requirements, facts, str(problem)),
+                code="setup-python",
             ) from None
     return files
 
@@ -363,7 +365,7 @@ def add(
     }
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
-            raise HostError(host.label, f"{file} cannot be installed: {why}")
+            raise HostError(host.label, f"{file} cannot be installed: {why}", code="setup-wheel")
     wheelhouse = _fetched(host, installation, addition, report) if facts.without_index else None
     wheels = (
         {f"wheels/{name}": path for name, path in wheelhouse.files.items()}
@@ -389,6 +391,7 @@ def add(
             host.label,
             f"{what} could not be installed: {failure.step} failed\n{output}",
             advice(failure, facts),
+            code="setup-packages",
         )
 
 
@@ -419,6 +422,7 @@ def _fetched(
         raise HostError(
             host.label,
             f"{what} could not be installed: it reaches no package index, and here\n{problem}",
+            code="setup-packages",
         ) from None
 
 

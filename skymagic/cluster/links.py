@@ -328,11 +328,13 @@ def common_address(
         raise ProvisionError(
             f"{head} has no private IPv4 address, by which the nodes of a pool reach each other "
             "(IPv6 alone does not do): "
-            "give each node one, or make a pool of one node"
+            "give each node one, or make a pool of one node",
+            code="network",
         )
     lost = [nodes[index].name for index, routes in ways.items() if not routes]
     raise ProvisionError(
         f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves "
         f"all ({head} has {', '.join(ports) or 'none'}); the nodes of a pool must be in one "
-        "network, and let each other in"
+        "network, and let each other in",
+        code="network",
     )

@@ -168,12 +168,18 @@ class States:
             if state.failed is not None:
                 raise ProvisionError(
                     f"rank {rank} on {state.hostname} could not start: "
-                    f"{state.failed.ename}: {state.failed.evalue}\n{state.failed.traceback}"
+                    f"{state.failed.ename}: {state.failed.evalue}\n{state.failed.traceback}",
+                    code="rank-start",
+                    rank=rank,
+                    host=state.hostname,
                 )
             if state.exited is not None:
                 raise ProvisionError(
                     f"rank {rank} on {state.hostname} ended while it started "
-                    f"({describe(state.exited)})\n{state.exited.tail}"
+                    f"({describe(state.exited)})\n{state.exited.tail}",
+                    code="rank-start",
+                    rank=rank,
+                    host=state.hostname,
                 )
 
     def wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
@@ -186,7 +192,8 @@ class States:
             self._changed.wait_for(lambda: done() or self._trouble is not None, timeout)
             if not done():
                 raise ProvisionError(
-                    self._trouble or f"{what} did not come up within {timeout:.0f} s"
+                    self._trouble or f"{what} did not come up within {timeout:.0f} s",
+                    code="start-timeout",
                 )
 
     def _wait_known(self, timeout: float, partly: bool) -> None:

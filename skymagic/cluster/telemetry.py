@@ -70,7 +70,10 @@ def _answer(agents: Agents, rank: int, **what: Any) -> dict[str, Any]:
     if reply is None:
         host = agents.ranks[rank].hostname
         raise PoolError(
-            f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s"
+            f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s",
+            code="no-log",
+            rank=rank,
+            host=host,
         )
     return reply
 

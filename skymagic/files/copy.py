@@ -199,7 +199,9 @@ class Files:
         available = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - available):
             raise RequestError(
-                f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(available)))}"
+                f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(available)))}",
+                code="no-node",
+                node=wrong[0],
             )
         return [node for node in self._nodes if nodes is None or node.index in nodes]
 

@@ -123,7 +123,10 @@ def _check_lent(pool: Pool, outcome: Mapping[str, Any], source: int) -> None:
     if missing := outcome.get("missing"):
         names = pool.shipper.bindings.names(source)
         raise RequestError(
-            [f"rank {source} has no {name}{did_you_mean(name, names)}" for name in missing]
+            [f"rank {source} has no {name}{did_you_mean(name, names)}" for name in missing],
+            code="no-name",
+            rank=source,
+            names=missing,
         )
     if refused := outcome.get("refused"):
         reasons = [
@@ -137,6 +140,7 @@ def _meet_again(pool: Pool) -> None:
     if not pool.recovery.wait():
         raise PoolError(
             "the process group is still being formed again; %sky_status says when the ranks are "
-            "ready"
+            "ready",
+            code="group-forming",
         )
     pool.recovery.check()

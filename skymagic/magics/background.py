@@ -155,7 +155,9 @@ class RunHandle:
         if self.ranks and rank not in self.ranks:
             raise RequestError(
                 f"rank {rank} does not take part in it: {rank_words(self.ranks)} "
-                f"{'do' if len(self.ranks) > 1 else 'does'}"
+                f"{'do' if len(self.ranks) > 1 else 'does'}",
+                code="no-rank",
+                rank=rank,
             )
         if self.pool is None or not self.stop.run:
             return ""
@@ -167,7 +169,9 @@ class RunHandle:
         if text is None:
             raise PoolError(
                 f"no output of rank {rank} in cell {self.number} is left: its node was "
-                "restarted, or had many runs since"
+                "restarted, or had many runs since",
+                code="no-log",
+                rank=rank,
             )
         return text
 

@@ -351,7 +351,11 @@ def _clean(request: ending.DownRequest) -> None:
     lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
     print_sanitized("\n".join(lines))
     if problems:
-        raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
+        raise PoolError(
+            "; ".join(f"{host}: {reason}" for host, reason in problems.items()),
+            code="unreached",
+            names=problems,
+        )
 
 
 def _own_jobs() -> set[str]:

@@ -81,7 +81,11 @@ def factory(name: str) -> Factory:
     except RequestError:
         raise
     except Exception as problem:
-        raise RequestError(f"the plugin {name!r} cannot be loaded: {words(problem)}") from problem
+        raise RequestError(
+            f"the plugin {name!r} cannot be loaded: {words(problem)}",
+            code="plugin-broken",
+            names=[name],
+        ) from problem
 
     @functools.wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> Plugin:
@@ -94,7 +98,9 @@ def factory(name: str) -> Factory:
         plugin = make(*args, **kwargs)
         if not isinstance(plugin, Plugin):
             raise RequestError(
-                f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin"
+                f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin",
+                code="plugin-broken",
+                names=[name],
             )
         return replace(plugin, name=name, options=arguments)
 
@@ -137,7 +143,9 @@ def load(spec: PluginSpec) -> Plugin:
         raise
     except Exception as problem:
         raise RequestError(
-            f"the plugin {spec.name!r} cannot be made: {words(problem)}"
+            f"the plugin {spec.name!r} cannot be made: {words(problem)}",
+            code="plugin-options",
+            names=[spec.name],
         ) from problem
 
 
@@ -208,7 +216,8 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
         if first is None:
             circle = " and ".join(plugin.name for plugin in waiting)
             raise RequestError(
-                f"the plugins {circle} each want to be set up before the other: use one of them"
+                f"the plugins {circle} each want to be set up before the other: use one of them",
+                code="plugin-order",
             )
         waiting.remove(first)
         ordered.append(first)
@@ -252,7 +261,7 @@ def _find(name: str) -> Factory:
             return point.load()  # type: ignore[no-any-return]
     all_names = [*TABLE, *(point.name for point in points)]
     nearest = did_you_mean(name, all_names) or f"; available: {', '.join(sorted(all_names))}"
-    raise RequestError(f"no plugin is called {name!r}{nearest}")
+    raise RequestError(f"no plugin is called {name!r}{nearest}", code="no-plugin", names=[name])
 
 
 def words(problem: BaseException) -> str:
@@ -328,12 +337,16 @@ def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: C
             ) from None
         except Exception as problem:
             raise RequestError(
-                f"the plugin {plugin.name!r} failed in transform: {words(problem)}"
+                f"the plugin {plugin.name!r} failed in transform: {words(problem)}",
+                code="plugin-broken",
+                names=[plugin.name],
             ) from problem
         if not isinstance(image, Image):
             raise RequestError(
                 f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an "
-                "Image"
+                "Image",
+                code="plugin-broken",
+                names=[plugin.name],
             )
     return image
 
@@ -356,7 +369,9 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
         raise RequestError(
-            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}"
+            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}",
+            code="plugin-broken",
+            names=[plugin.name],
         ) from problem
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 

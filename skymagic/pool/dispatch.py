@@ -296,12 +296,14 @@ class Dispatch:
                 loop = RunLoop(submission, agents, screen, limits, on_begin, on_mark, is_left)
                 report = loop.wait()
             if report.closed and self._status.closed is not None:
-                raise PoolError(self._status.closed)
+                raise PoolError(self._status.closed, code="pool-closed", names=[self._status.name])
             if report.remaining:
                 name = self._status.name
                 raise RunInterrupted(
                     f"the kernel was shut down, and the ranks keep running: %sky_attach {name} "
-                    "continues with this cell"
+                    "continues with this cell",
+                    code="kernel-shut-down",
+                    names=[name],
                 )
         finally:
             self._status.lifetime.end(id(submission), now())

@@ -152,7 +152,9 @@ def attachable(job_id: str) -> PoolKey:
                 f"the ranks of {job_id} run Python {heading.python}, and this is Python "
                 f"{own.python}: attach with Python "
                 f"{'.'.join(heading.minor)}, as {heading.interpreter or 'its notebook'} is; "
-                f"{_otherwise(job_id)}"
+                f"{_otherwise(job_id)}",
+                code="other-python",
+                names=[job_id],
             )
     return read(job_id)
 
@@ -165,28 +167,39 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
             if stat_result.st_uid != os.getuid() or stat.S_IMODE(stat_result.st_mode) & 0o077:
                 raise PoolError(
                     f"{source} is open to other users and is not used: chmod 600 it if nobody has "
-                    "changed it"
+                    "changed it",
+                    code="key-exposed",
                 )
             heading, text = file.readline(), file.read()
     except OSError as problem:
         raise PoolError(
-            f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}"
+            f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}",
+            code="key-missing",
+            names=[job_id],
         ) from None
     version = Heading.parse(heading).version
     if version != skymagic.__version__:
         raise PoolError(
             f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: "
             "attach with that version; "
-            f"{_otherwise(job_id)}"
+            f"{_otherwise(job_id)}",
+            code="other-version",
+            names=[job_id],
         )
     try:
         secret = pickle.loads(text)
     except Exception as problem:
         raise PoolError(
-            f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}"
+            f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}",
+            code="key-damaged",
+            names=[job_id],
         ) from None
     if not isinstance(secret, kind):
-        raise PoolError(f"the key of {job_id} is damaged: {_otherwise(job_id)}")
+        raise PoolError(
+            f"the key of {job_id} is damaged: {_otherwise(job_id)}",
+            code="key-damaged",
+            names=[job_id],
+        )
     return secret
 
 

@@ -99,7 +99,7 @@ def ensure(
             following = after_refusal(step, kind, start)
             if following is None:
                 remedy = f"%sky_down {step.record.name} ends it; then the same line rents it again"
-                raise PoolError(f"{problem}\n  {remedy}") from problem
+                raise PoolError(str(problem), hint=remedy) from problem
             if kind == "missing":
                 tell(f"{problem}: it is rented again")
             step = following
@@ -138,7 +138,8 @@ def check_folder() -> None:
     except FileNotFoundError:
         raise PoolError(
             "the notebook's working folder was deleted: go to another one with %cd FOLDER, "
-            "then start the pool again"
+            "then start the pool again",
+            code="folder-deleted",
         ) from None
 
 
@@ -486,16 +487,24 @@ def _attached(
         taken.leave()
         registry.forget(taken)
     elif any(pool.job_id == record.job_id for pool in own):
-        raise PoolError(f"pool {record.name!r} already belongs to this notebook")
+        raise PoolError(
+            f"pool {record.name!r} already belongs to this notebook",
+            code="pool-exists",
+            names=[record.name],
+        )
     if registry.known(record.name):
         raise PoolError(
             f"this notebook already has a pool {record.name!r}: end that first (%sky_down "
-            f"{record.name})"
+            f"{record.name})",
+            code="pool-exists",
+            names=[record.name],
         )
     if not (take_over or records.left(record)):
         raise PoolError(
             f"{records.held_words(record)}: end that notebook, or take the pool away from it: "
-            f"%sky_attach {name} --take-over"
+            f"%sky_attach {name} --take-over",
+            code="pool-held",
+            names=[name],
         )
     key = keys.attachable(record.job_id)
     attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]
@@ -521,7 +530,9 @@ def _attached(
     except (PoolError, ProvisionError) as problem:
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
-        raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
+        raise PoolError(
+            f"pool {key.name!r} cannot be attached: {problem}", code="attach", names=[key.name]
+        ) from problem
     registry.adopt(pool)
     return pool, unfinished
 
@@ -530,5 +541,7 @@ def attaching_provider(key: keys.PoolKey) -> Any:
     """Return the provider of a pool that can be attached. Raises PoolError for other pools."""
     provider = providers.serving(key.plan.request)
     if not isinstance(provider, Attachable):
-        raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
+        raise PoolError(
+            f"pools of --provider {key.plan.provider} cannot be attached", code="attach"
+        )
     return provider

@@ -139,7 +139,9 @@ class Packages:
         with self._lock:
             if distributions_needed:
                 if silent := self._look():
-                    raise PackagesError(explain_unanswered(silent))
+                    raise PackagesError(
+                        explain_unanswered(silent), code="packages-unknown", names=silent
+                    )
                 self._provide(distributions_needed, screen, cancelled)
                 self._note_versions(distributions_needed, screen)
             for distribution in distributions_needed:
@@ -205,9 +207,17 @@ class Packages:
             {distribution for distributions in lacking.values() for distribution in distributions}
         )
         if foreign := [node for node in nodes if node.install is None]:
-            raise PackagesError(explain_refusal(needed, names, [node.python for node in foreign]))
+            raise PackagesError(
+                explain_refusal(needed, names, [node.python for node in foreign]),
+                code="packages-missing",
+                names=names,
+            )
         if self._status.defaults.packages == "ask":
-            raise PackagesError(install_question(needed or found, names))
+            raise PackagesError(
+                install_question(needed or found, names),
+                code="packages-missing",
+                names=names,
+            )
         message = f"installing {', '.join(labels)} on {', '.join(names)} …"
         screen.status(f"[{message}]")
         started = time.monotonic()
@@ -221,7 +231,9 @@ class Packages:
             raise PackagesError(
                 "\n".join(
                     [f"{', '.join(labels)} cannot be installed; nothing was sent:", *problems]
-                )
+                ),
+                code="packages-missing",
+                names=labels,
             )
         screen.status(f"[{message} {time.monotonic() - started:.1f} s]", last=True)
         for distribution in found:
@@ -261,7 +273,9 @@ class Packages:
             try:
                 wheel = own_wheel(name, lambda words: screen.status(f"[{words}]"))
             except NoWheel as problem:
-                raise PackagesError(no_wheel(name, str(problem))) from None
+                raise PackagesError(
+                    no_wheel(name, str(problem)), code="no-wheel", names=[name]
+                ) from None
             for index in sorted((lacking & without) | installed_by_us):
                 if self._own.get(index, {}).get(name) != wheel.digest:
                     wheels[index].append(wheel)
@@ -300,12 +314,18 @@ class Packages:
         """
         nodes = self._resources.agents.nodes
         if not self._status.plan.remote:
-            raise PackagesError(notebooks_own(self._status.name, " ".join(["install", *packages])))
+            raise PackagesError(
+                notebooks_own(self._status.name, " ".join(["install", *packages])),
+                code="notebook-environment",
+                names=packages,
+            )
         if fixed_nodes := [node for node in nodes if node.install is None]:
             raise PackagesError(
                 named_interpreter(
                     [node.name for node in fixed_nodes], fixed_nodes[0].python, packages
-                )
+                ),
+                code="named-interpreter",
+                names=packages,
             )
         with self._lock:
             self._look()
@@ -328,7 +348,9 @@ class Packages:
             PackagesError: the pool runs in the notebook's own environment.
         """
         if not self._status.plan.remote:
-            raise PackagesError(notebooks_own(self._status.name, "list"))
+            raise PackagesError(
+                notebooks_own(self._status.name, "list"), code="notebook-environment"
+            )
         with self._lock:
             self._look(again=True)
             return {

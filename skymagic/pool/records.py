@@ -166,7 +166,7 @@ def claim(record: PoolRecord) -> None:
                 and other.process != record.process
                 and not left(other)
             ):
-                raise PoolError(taken_words(other))
+                raise PoolError(taken_words(other), code="pool-held")
         write(record)
 
 
@@ -260,7 +260,9 @@ def named(name: str) -> PoolRecord:
         listing = "\n".join(words(record) for record in matches)
         raise PoolError(
             f"several pools are called {name!r}; name one by its job id, as in %sky_attach "
-            f"{matches[0].job_id}:\n{listing}"
+            f"{matches[0].job_id}:\n{listing}",
+            code="pool-ambiguous",
+            names=[name],
         )
     if message := ended_with_kernel(name):
         raise PoolError(message)
@@ -268,7 +270,9 @@ def named(name: str) -> PoolRecord:
     available = f"; available: {names}" if names else ""
     raise PoolError(
         f"no pool {name!r} was left from here{available}: %sky_status --hosts … shows what runs on "
-        "hosts"
+        "hosts",
+        code="no-pool",
+        names=[name],
     )
 
 

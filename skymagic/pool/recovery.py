@@ -151,7 +151,8 @@ class Recovery:
         if (problem := self._take_problem()) is not None:
             raise PoolStateError(
                 f"pool {self._status.name!r} lost ranks that did not come back: {problem}; try "
-                "%sky_restart"
+                "%sky_restart",
+                code="ranks-lost",
             )
 
     def _take_problem(self) -> Exception | None:
@@ -172,14 +173,18 @@ class Recovery:
         if unknown_ranks:
             raise RequestError(
                 f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not "
-                f"{rank_words(unknown_ranks)}"
+                f"{rank_words(unknown_ranks)}",
+                code="no-rank",
+                names=map(str, unknown_ranks),
             )
         if slow_start.give_up_slow_nodes(self._resources, selected):
             self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
         self._replace({*selected, *self._resources.revive()})
         self._wait_until_back()
         if (problem := self._take_problem()) is not None:
-            raise PoolError(f"the ranks did not come back: {problem}") from problem
+            raise PoolError(
+                f"the ranks did not come back: {problem}", code="ranks-not-back"
+            ) from problem
 
     def _wait_until_back(self) -> None:
         """Wait for restarted ranks, and show what delays them."""
@@ -188,7 +193,8 @@ class Recovery:
             if time.monotonic() >= deadline:
                 raise PoolError(
                     f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: "
-                    "%sky_status shows them"
+                    "%sky_status shows them",
+                    code="ranks-not-back",
                 )
             if not is_shown and (text := slow_start.delay_reason(self._resources)):
                 is_shown = True
@@ -227,7 +233,9 @@ class Recovery:
             while not self.wait():
                 pass
             if (problem := self._take_problem()) is not None:
-                raise PoolError(f"the ranks did not come back: {problem}") from problem
+                raise PoolError(
+                    f"the ranks did not come back: {problem}", code="ranks-not-back"
+                ) from problem
         finally:
             self._infos = {}
 
@@ -266,7 +274,9 @@ class Recovery:
                     list(range(0 if has_other_gpus or self._status.inseparable else before, after))
                 )
                 if (problem := self._take_problem()) is not None:
-                    raise PoolError(f"the ranks did not come up: {problem}") from problem
+                    raise PoolError(
+                        f"the ranks did not come up: {problem}", code="ranks-not-back"
+                    ) from problem
             finally:
                 self._infos = {}
                 self._scheduler.release(reservation)
@@ -337,7 +347,9 @@ class Recovery:
                 messages.replaced_words(problems or {}, faulty, self._status.world_size)
             )
             replaced |= faulty
-        raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
+        raise PoolError(
+            f"the ranks of pool {self._status.name!r} did not come back", code="ranks-not-back"
+        )
 
     def _over(self) -> bool:
         """Return True if no restart wants more ranks replaced; this recovery then accepts none."""

@@ -38,10 +38,20 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         return pool
     problem = f"there is no pool {name!r}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
-        raise PoolError(f"{problem}; available: {', '.join(_pools)}{nearest}")
+        raise PoolError(
+            f"{problem}; available: {', '.join(_pools)}{nearest}",
+            code="no-pool",
+            names=filter(None, [name]),
+        )
     if _pools:
-        raise PoolError(f"{problem}; available: {', '.join(_pools)}; {start_line(name)} makes it")
-    raise PoolError(f"{problem}: make one with {start_line(name)}")
+        raise PoolError(
+            f"{problem}; available: {', '.join(_pools)}; {start_line(name)} makes it",
+            code="no-pool",
+            names=filter(None, [name]),
+        )
+    raise PoolError(
+        f"{problem}: make one with {start_line(name)}", code="no-pool", names=filter(None, [name])
+    )
 
 
 def start_line(name: str | None = None) -> str:

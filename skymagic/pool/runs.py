@@ -175,7 +175,9 @@ class PoolRuns:
         except Exception as problem:
             if self._status.closed is None:
                 raise
-            raise PoolError(self._status.closed) from problem
+            raise PoolError(
+                self._status.closed, code="pool-closed", names=[self._status.name]
+            ) from problem
 
     def under_way(self) -> list[RunSpec]:
         """List the runs that hold their ranks, then the runs that wait for them."""
@@ -211,12 +213,16 @@ class PoolRuns:
             raise PoolStateError(
                 f"pool {status.name!r} has {count(status.world_size, 'rank')} by now, and the cell "
                 "was for "
-                f"{rank_words(list(ranks))}: run it again"
+                f"{rank_words(list(ranks))}: run it again",
+                code="world-changed",
+                names=[status.name],
             )
         agents = self._resources.agents
         if status.state is State.LOST:
             raise PoolStateError(
-                f"{'; '.join(agents.gone.values())}; {messages.suggest_after_loss(status.name)}"
+                f"{'; '.join(agents.gone.values())}; {messages.suggest_after_loss(status.name)}",
+                code="node-suggest_after_loss",
+                names=[status.name],
             )
         if status.state is not State.DEGRADED:
             return
@@ -225,7 +231,11 @@ class PoolRuns:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
             loss = f"{rank_words(lost)} {verb_form(len(lost), 'is', 'are')} gone"
             remedies = messages.ways_without(lost, status.world_size)
-            raise PoolStateError("\n".join([f"{loss} ({reasons})", *remedies]))
+            raise PoolStateError(
+                "\n".join([f"{loss} ({reasons})", *remedies]),
+                code="ranks-lost",
+                names=[status.name],
+            )
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -347,7 +357,8 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
     }
     if runs_before and not spec.waits:
         raise PoolStateError(
-            "; ".join(_busy(number, other) for number, other in runs_before.items())
+            "; ".join(_busy(number, other) for number, other in runs_before.items()),
+            code="pool-busy",
         )
     spec.taken()
     for number, other in runs_before.items():

@@ -130,7 +130,8 @@ def state_after(state: State, event: PoolEvent, name: str = "") -> State:
         choices.insert(0, "wait until that is over")
     raise PoolStateError(
         f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can "
-        f"{' or '.join(choices)}"
+        f"{' or '.join(choices)}",
+        code="pool-move",
     )
 
 
@@ -224,13 +225,19 @@ class SharedStatus:
             PoolError: this notebook has ended the pool.
         """
         if self.ended is not None:
-            raise PoolStateError(f"{self.ended}: {self.remedy}")
+            raise PoolStateError(
+                f"{self.ended}: {self.remedy}", code="pool-ended", names=[self.name]
+            )
         if self.closed is not None:
-            raise PoolError(self.closed)
+            raise PoolError(self.closed, code="pool-closed", names=[self.name])
 
     def missing(self) -> PoolStateError:
         """Build the error for a resource that a pool in this state does not have."""
-        return PoolStateError(f"pool {self.name!r} is {self.state.value}: {self.state.sentence}")
+        return PoolStateError(
+            f"pool {self.name!r} is {self.state.value}: {self.state.sentence}",
+            code="pool-not-ready",
+            names=[self.name],
+        )
 
     def note(self, text: str) -> None:
         """Show this to the user before the next run; repeated texts are shown once."""

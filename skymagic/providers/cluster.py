@@ -150,7 +150,9 @@ class ClusterNode(ABC):
                 reason = self.fate()
                 if reason or time.monotonic() > deadline:
                     connection.close()
-                    raise HostError(self.name, reason) if reason else problem from None
+                    raise (
+                        HostError(self.name, reason, code="node-lost") if reason else problem
+                    ) from None
                 time.sleep(1.0)
             except BaseException:
                 connection.close()

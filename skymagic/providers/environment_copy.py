@@ -177,11 +177,14 @@ def fetch_wheels_locally(
             f"{problem}"
         )
         raise HostError(
-            group[0].name, reason, "Fix what that says, or let the host reach an index."
+            group[0].name,
+            reason,
+            "Fix what that says, or let the host reach an index.",
+            code="setup-packages",
         ) from None
     for target in group:
         if shortage := shortage_of(wheelhouse.nbytes, target.facts):
-            raise HostError(target.name, f"it cannot be set up: {shortage}")
+            raise HostError(target.name, f"it cannot be set up: {shortage}", code="setup")
     return Supply(wheelhouse)
 
 
@@ -372,5 +375,7 @@ def _answer(process: Process, request: Mapping[str, object]) -> object:
     while not reply.endswith(b"\n") and (data := process.read()):
         reply += data
     if not reply:
-        raise HostError(process.host, f"it sent nothing: {process.complaint().splitlines()[-1:]}")
+        raise HostError(
+            process.host, f"it sent nothing: {process.complaint().splitlines()[-1:]}", code="setup"
+        )
     return json.loads(reply)

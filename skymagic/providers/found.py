@@ -115,11 +115,16 @@ def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]
         available = (
             f"; available: {', '.join(pool.name for pool in found.pools)}" if found.pools else ""
         )
-        raise RequestError(f"no pool {f'{name!r} ' if name else ''}was found there{available}")
+        raise RequestError(
+            f"no pool {f'{name!r} ' if name else ''}was found there{available}",
+            code="no-pool",
+            names=filter(None, [name]),
+        )
     if len(matching) > 1 and not every:
         listed = ", ".join(f"{pool.job_id} ({pool.nodes[0].record.client})" for pool in matching)
         raise RequestError(
-            f"{len(matching)} pools were found: name one of them, or use --all: {listed}"
+            f"{len(matching)} pools were found: name one of them, or use --all: {listed}",
+            code="pool-ambiguous",
         )
     return tuple(matching)
 
@@ -194,7 +199,9 @@ def ask(
         except ValueError as problem:
             error_output = done.err.strip()[-500:]
             return HostError(
-                one.label, f"{problem}" + (f": {error_output}" if error_output else "")
+                one.label,
+                f"{problem}" + (f": {error_output}" if error_output else ""),
+                code="unreached",
             )
 
     try:

@@ -92,7 +92,9 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
             if not piece:
                 raise PoolError(
                     f"{access.node} cannot be reached there: "
-                    f"{transport.complaint() or output.decode()}"
+                    f"{transport.complaint() or output.decode()}",
+                    code="unreached",
+                    names=[access.node],
                 )
             output += piece
     return replace(access, port=int(match[1]))

@@ -281,7 +281,9 @@ def _template(file: str) -> Json:
     try:
         template = yaml.safe_load(Path(file).expanduser().read_text())
     except (OSError, yaml.YAMLError) as problem:
-        raise RequestError(f"--pod-template {file}: {problem}") from None
+        raise RequestError(
+            f"--pod-template {file}: {problem}", code="pod-template", names=[str(file)]
+        ) from None
     parts = (
         [template, *(template.get(part, {}) for part in ("metadata", "spec"))]
         if isinstance(template, dict)
@@ -297,7 +299,9 @@ def _template(file: str) -> Json:
     ):
         raise RequestError(
             f"--pod-template {file}: write a Pod, or a pod template, with metadata, "
-            "and a spec with containers"
+            "and a spec with containers",
+            code="pod-template",
+            names=[str(file)],
         )
     return dict(template)
 
@@ -337,12 +341,18 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
             return pods
         events = cluster.events(name) if len(pods) < nodes else []
         if problem := api.explain_hopeless(pods, events):
-            raise ProvisionError(f"Kubernetes job {name} cannot start: {problem}")
+            raise ProvisionError(
+                f"Kubernetes job {name} cannot start: {problem}",
+                code="kubernetes-job",
+                names=[name],
+            )
         job = cluster.job(name)
         if not job:
             raise ProvisionError(
                 f"Kubernetes job {name} was deleted, and not from this notebook, "
-                "before its pods ran"
+                "before its pods ran",
+                code="kubernetes-deleted",
+                names=[name],
             )
         first = next(
             (pod["metadata"]["name"] for pod in pods if api.waiting_reason(pod)[0] == api.CREATING),

@@ -75,7 +75,9 @@ def official() -> Any:
     except ImportError as problem:
         raise ProvisionError(
             f"--provider kubernetes needs the package kubernetes ({problem}): "
-            "pip install 'skymagic[kubernetes]'"
+            "pip install 'skymagic[kubernetes]'",
+            code="package-missing",
+            names=["kubernetes"],
         ) from None
     return kubernetes
 
@@ -117,25 +119,33 @@ def _configured(context: str) -> tuple[Any, str, str]:
                 did_you_mean(name, contexts_by_name)
                 or f"; available: {', '.join(contexts_by_name)}"
             )
-            raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
+            raise RequestError(
+                f"--context: the kubeconfig has no context {name!r}{nearest}",
+                code="no-context",
+                names=[name],
+            )
         config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError, YAMLError) as problem:
         raise RequestError(
-            f"--provider kubernetes: no cluster is configured here: {problem}"
+            f"--provider kubernetes: no cluster is configured here: {problem}", code="no-cluster"
         ) from None
     if not configuration.verify_ssl:
         raise RequestError(
             f"--context: {name} does not check the server's certificate "
             "(insecure-skip-tls-verify): "
             "anybody between could read and change what a pool sends; "
-            "give it the cluster's certificate-authority"
+            "give it the cluster's certificate-authority",
+            code="cluster-unverified",
+            names=[name],
         )
     address = urlsplit(configuration.host)
     if address.scheme == "http" and not _is_loopback(address.hostname or ""):
         raise RequestError(
             f"--context: {name} reaches its server at {configuration.host} without TLS: "
             "anybody between could read and change what "
-            "a pool sends; give it the server's https:// address"
+            "a pool sends; give it the server's https:// address",
+            code="cluster-unverified",
+            names=[name],
         )
     return configuration, name, contexts_by_name[name].get("namespace") or "default"
 
@@ -189,12 +199,14 @@ class KubernetesCluster:
                 if problem.status == 404 and not call.__name__.startswith("create"):
                     return {}
                 raise ProvisionError(
-                    refusal_words(problem.status, problem.body or problem.reason, self.label)
+                    refusal_words(problem.status, problem.body or problem.reason, self.label),
+                    code="kubernetes-refused",
                 ) from None
             except (HTTPError, OSError) as problem:
                 if not repeated:
                     raise ProvisionError(
-                        f"{self.label}: the API server does not answer: {problem}"
+                        f"{self.label}: the API server does not answer: {problem}",
+                        code="kubernetes-unreached",
                     ) from None
                 repeated = False
 
@@ -310,7 +322,8 @@ class KubernetesCluster:
         except kubernetes.client.ApiException as problem:
             if problem.status != 410:  # the list is too old: the next one is not
                 raise ProvisionError(
-                    refusal_words(problem.status, problem.body or "", self.label)
+                    refusal_words(problem.status, problem.body or "", self.label),
+                    code="kubernetes-refused",
                 ) from None
         finally:
             watch.stop()
@@ -357,7 +370,9 @@ class KubernetesCluster:
             )
             reason = getattr(problem, "reason", None) or str(failed)
             raise HostError(
-                pod, refusal_words(_handshake_status(reason), reason, self.label)
+                pod,
+                refusal_words(_handshake_status(reason), reason, self.label),
+                code="kubernetes-refused",
             ) from None
         if opened.subprotocol != kubernetes.stream.ws_client.V5_CHANNEL_PROTOCOL:
             opened.close()

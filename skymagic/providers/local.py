@@ -389,8 +389,13 @@ class Detached(Survey):
 def _check(access: DetachedAccess) -> None:
     """Raise PoolError if the agent is out of reach or the notebook cannot work with its ranks."""
     if access.machine != socket.gethostname():
-        raise PoolError(f"it runs on {access.machine}: attach from a notebook there")
+        raise PoolError(
+            f"it runs on {access.machine}: attach from a notebook there",
+            code="other-machine",
+            host=access.machine,
+        )
     if access.python != sys.executable:
         raise PoolError(
-            f"its ranks run in {access.python}: attach from a notebook with that interpreter"
+            f"its ranks run in {access.python}: attach from a notebook with that interpreter",
+            code="other-python",
         )

@@ -103,12 +103,16 @@ class RayLink:
                 for line in lines:
                     answer = json.loads(line)
                     if "error" in answer:
-                        raise ProvisionError(f"Ray: {answer['error']}")
+                        raise ProvisionError(f"Ray: {answer['error']}", code="ray-refused")
                     yield answer
             except TimeoutError:
-                raise ProvisionError(f"the Ray cluster at {self.address} does not answer") from None
+                raise ProvisionError(
+                    f"the Ray cluster at {self.address} does not answer", code="ray-unreached"
+                ) from None
         if answer is None:  # Ray has ended the process that asks
-            raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
+            raise ProvisionError(
+                f"the connection to the Ray cluster at {self.address} is lost", code="ray-lost"
+            )
 
     def send(self, request: Mapping[str, Any], sockets: Sequence[socket.socket]) -> None:
         """Send a request together with the sockets for its answers.
@@ -130,7 +134,9 @@ class RayLink:
                 except OSError:  # Ray is ending it
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._program.wait(CONNECT_SECONDS)
-            raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
+            raise ProvisionError(
+                f"the connection to the Ray cluster at {self.address} is lost", code="ray-lost"
+            )
 
     def lost(self) -> str:
         """Return a message that the head is gone, or "" if that is not known from here.
@@ -177,10 +183,12 @@ class RayLink:
                 self._control.recv(1 << 18) or b'{"error": "its driver ended without a word"}'
             )
             if "error" in greeting:
-                raise ProvisionError(refusal(self.address, greeting["error"]))
+                raise ProvisionError(refusal(self.address, greeting["error"]), code="ray-refused")
         except TimeoutError:
             self._stop()
-            raise ProvisionError(f"the Ray cluster at {self.address} does not answer") from None
+            raise ProvisionError(
+                f"the Ray cluster at {self.address} does not answer", code="ray-unreached"
+            ) from None
         except BaseException:
             self._stop()
             raise
@@ -234,7 +242,8 @@ def _reach(address: str) -> None:
             f"no Ray cluster answers at {address}: "
             f"{getattr(problem, 'strerror', None) or problem}\n"
             "  `ray status` on its head says whether it runs; its port is 6379, "
-            "and 10001 for ray:// addresses"
+            "and 10001 for ray:// addresses",
+            code="ray-unreached",
         ) from None
 
 
@@ -497,7 +506,9 @@ def _end(link: RayLink, job: str) -> None:
         name for answer in link.ask({"do": "end", "job": job}) for name in answer["left"]
     ]:
         raise ProvisionError(
-            f"Ray has not removed {', '.join(remaining)} (namespace skymagic) of pool {job}"
+            f"Ray has not removed {', '.join(remaining)} (namespace skymagic) of pool {job}",
+            code="not-released",
+            names=remaining,
         )
     _note(job).unlink(missing_ok=True)
     ChannelKey(job, HERE.run).drop()
@@ -561,7 +572,9 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
                     f"Ray has no place yet for {missing}", "requested", step=f"waits for {missing}"
                 )
             )
-    raise ProvisionError(f"the connection to the Ray cluster at {survey.link.address} is lost")
+    raise ProvisionError(
+        f"the connection to the Ray cluster at {survey.link.address} is lost", code="ray-lost"
+    )
 
 
 def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:

@@ -500,7 +500,7 @@ def serve(control: socket.socket) -> None:
         )
         # before the next request is read: a later "end" must find the pool that it ends
         if request["do"] == "place":
-            request["made"] = made(**request)
+            request["placement_group"] = made(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 

@@ -279,7 +279,7 @@ def serving(request: PoolRequest) -> Provider:
         if entry.name == name:
             make = entry.load()
             return make()
-    raise RequestError(no_provider(name, ["auto", *names()]))
+    raise RequestError(no_provider(name, ["auto", *names()]), code="no-provider", names=[name])
 
 
 def listing(name: str, login: str | None = None) -> Listable:

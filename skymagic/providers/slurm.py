@@ -82,7 +82,9 @@ class SlurmSurvey(ClusterSurvey):
         number = "" if self.plan.request.replace else gang.number
         if problem := self.login.cancel(number, gang.job_id):
             failure = f"Slurm job {gang.number} could not be cancelled: {problem}"
-            raise ProvisionError(f"{failure}\n  scancel --name={gang.job_id} cancels it")
+            raise ProvisionError(
+                f"{failure}\n  scancel --name={gang.job_id} cancels it", code="not-released"
+            )
         return f"Slurm job {gang.number} is cancelled" if gang.number else ""
 
     def leave(self) -> None:
@@ -99,7 +101,8 @@ class SlurmSurvey(ClusterSurvey):
             return self._submit(directives)
         except ProvisionError as refused:
             raise ProvisionError(
-                f"{refused}{slurm_jobs.remedy(str(refused), directives, self.login.run)}"
+                f"{refused}{slurm_jobs.remedy(str(refused), directives, self.login.run)}",
+                code="slurm-refused",
             ) from None
 
     def _submit(self, directives: Mapping[str, str]) -> str:
@@ -206,14 +209,16 @@ class Slurm:
         gang, login = survey.gang, survey.login
         job = login.queue.now(gang.number)
         if job is None or not (job.over or job.waits or job.state == "COMPLETING"):
-            raise ProvisionError(f"Slurm job {gang.number} runs: --renew is for its end")
+            raise ProvisionError(
+                f"Slurm job {gang.number} runs: --renew is for its end", code="slurm-runs"
+            )
         # a pool without its head reports no other loss; if only others are lost, the head is next
         if 0 not in lost or job.state == "COMPLETING":
             stop.wait(0.5)
             return {}
         if job.state in ("CANCELLED", "COMPLETED"):
             login.cancel("", gang.job_id)
-            raise ProvisionError(slurm_jobs.end_words(gang.number, job))
+            raise ProvisionError(slurm_jobs.end_words(gang.number, job), code="slurm-ended")
         queued = [number for number in login.numbers(gang.job_id) if number != gang.number]
         number = queued[0] if queued else survey.submit()
         successor = wait_for(login.queue, number, say, stop=stop)
@@ -254,7 +259,9 @@ class Slurm:
         with self._programs() as login:
             answer = login.run(*slurm_jobs.SQUEUE)
         if answer.returncode:
-            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.error_message(answer)}")
+            raise ProvisionError(
+                f"Slurm does not answer: {slurm_jobs.error_message(answer)}", code="slurm-unreached"
+            )
         # for a pool with a successor, list the job that runs
         jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
         return [
@@ -274,7 +281,9 @@ class Slurm:
         with self._programs() as login:
             if problem := login.cancel("", job_id):
                 raise ProvisionError(
-                    f"the Slurm job of pool {job_id} could not be cancelled: {problem}"
+                    f"the Slurm job of pool {job_id} could not be cancelled: {problem}",
+                    code="not-released",
+                    names=[job_id],
                 )
             ChannelKey(job_id, login.run).drop()
 
@@ -294,7 +303,9 @@ class Slurm:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(
-                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.error_message(done)}"
+                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.error_message(done)}",
+                code="key-missing",
+                names=[job_id],
             )
         return [base64.b64decode(encoded) for encoded in done.stdout.split()]
 
@@ -332,7 +343,8 @@ def _asked(
     answer = login.run(*slurm_jobs.SINFO)
     if answer.returncode:
         raise ProvisionError(
-            f"Slurm does not answer: {slurm_jobs.error_message(answer).splitlines()[-1]}"
+            f"Slurm does not answer: {slurm_jobs.error_message(answer).splitlines()[-1]}",
+            code="slurm-unreached",
         )
     nodes = slurm_jobs.nodes_of_partition(
         slurm_jobs.partitions(answer.stdout), dict(request.slurm).get("partition")
@@ -454,7 +466,10 @@ def wait_for(
         if (job is None or job.state == "COMPLETING") and (job := queue.end(number)) is None:
             continue
         if job.over:
-            raise ProvisionError(f"{slurm_jobs.end_words(number, job)} before its nodes were ready")
+            raise ProvisionError(
+                f"{slurm_jobs.end_words(number, job)} before its nodes were ready",
+                code="slurm-ended",
+            )
         if not job.waits and job.nodes:
             return job
         if (reason := slurm_jobs.reason_words(job)) != last_reason:

@@ -140,7 +140,11 @@ def nodes_of_partition(
     )
     if unknown := [name for name in requested if name not in names]:
         nearest = did_you_mean(unknown[0], names) or f"; available: {', '.join(names) or 'none'}"
-        raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
+        raise RequestError(
+            f"--partition: Slurm has no partition {unknown[0]!r}{nearest}",
+            code="no-partition",
+            names=[unknown[0]],
+        )
     return [partition for partition in partitions if partition.name in requested]
 
 
@@ -573,7 +577,10 @@ class LoginNode:
             time.sleep(seconds)
             if numbers := self.numbers(job_id):
                 return numbers[-1]
-        raise ProvisionError(f"Slurm refused the job: {error_message(done) or 'it names no job'}")
+        raise ProvisionError(
+            f"Slurm refused the job: {error_message(done) or 'it names no job'}",
+            code="slurm-refused",
+        )
 
     def numbers(self, job_id: str) -> list[str]:
         """Return the numbers of a pool's unfinished jobs, the oldest first."""
@@ -602,7 +609,8 @@ class LoginNode:
         done = self.run("scontrol", "show", "hostnames", nodes)
         if done.returncode or not done.stdout.split():
             raise ProvisionError(
-                f"Slurm does not name the nodes of {nodes!r}: {error_message(done)}"
+                f"Slurm does not name the nodes of {nodes!r}: {error_message(done)}",
+                code="slurm-refused",
             )
         return done.stdout.split()
 

@@ -149,7 +149,9 @@ class RankEngine:
                 self.close()
                 raise TimeoutError("nothing that ranks show would arrive")
         except (TimeoutError, OSError) as problem:
-            raise ProvisionError(f"the controller does not answer: {problem}") from problem
+            raise ProvisionError(
+                f"the controller does not answer: {problem}", code="start-timeout"
+            ) from problem
         self._engines: dict[int, int] = {}
         self._sending = threading.Lock()  # the client's hook serves one order at a time
         self._purgeable: list[str] = []  # requests of finished runs that the hub still remembers
@@ -183,7 +185,8 @@ class RankEngine:
                     raise ProvisionError(
                         f"{rank_words(missing)} did not register with the controller within "
                         f"{timeout:.0f} s: "
-                        "%sky_restart starts them again"
+                        "%sky_restart starts them again",
+                        code="start-timeout",
                     )
                 # without news, ask: a broadcast from before the subscription is lost
                 if not client.changed.wait(min(remaining, REGISTRATION_POLL)):

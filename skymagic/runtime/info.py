@@ -143,7 +143,9 @@ class InstanceInfo:
         except (ValueError, TypeError, AttributeError) as problem:
             raise SkyError(
                 f"the variable {VARIABLE} does not describe a rank ({problem}); "
-                "unset it outside a pool"
+                "unset it outside a pool",
+                code="environment",
+                names=[VARIABLE],
             ) from None
 
 

@@ -85,7 +85,9 @@ def endpoints(hosts: Iterable[str], client: str = "auto") -> list[Endpoint]:
     if client not in SSH_CLIENTS:
         raise RequestError(
             f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; "
-            f"available: {', '.join(SSH_CLIENTS)}"
+            f"available: {', '.join(SSH_CLIENTS)}",
+            code="no-ssh-client",
+            names=[client],
         )
     config = SshConfig() if client != "openssh" else None
 
@@ -128,7 +130,9 @@ class SshConfig:
             RequestError: the configuration cannot be read.
         """
         if spec.text in path:
-            raise RequestError(f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}")
+            raise RequestError(
+                f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}", code="ssh-config"
+            )
         settings = self._lookup(spec)
         hostname, user = (
             settings.get("hostname", spec.name),
@@ -242,7 +246,9 @@ def _number(options: Mapping[str, Any], key: str, default: int, spec: HostSpec) 
     value = str(options.get(key, default))
     if not (value.isascii() and value.isdigit()):
         raise RequestError(
-            f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number"
+            f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number",
+            code="ssh-config",
+            names=[key],
         )
     return int(value)
 
@@ -286,7 +292,9 @@ def _check_private(path: Path) -> None:
     ):
         raise RequestError(
             f"others may write {path}, so it is not used, as in ssh: chmod go-w '{path}', "
-            "and see whose it is"
+            "and see whose it is",
+            code="ssh-config-exposed",
+            names=[str(path)],
         )
 
 

@@ -208,7 +208,7 @@ def _open_transport(
             via = jump, _open_transport(jump, ask, cancellation, resources, via)
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
-            raise HostError(endpoint.label, reason, failure.remedy) from failure
+            raise HostError(endpoint.label, reason, failure.hint, code="host-jump") from failure
     command = ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
     try:
         if command is not None:
@@ -274,8 +274,11 @@ class SSHConnection(HostConnection):
                 if not attempts_left:
                     reason = f"sshd allows no more processes on this connection ({problem.text})"
                     raise HostError(
-                        self.label, reason, "raise MaxSessions in the host's sshd_config"
+                        self.label,
+                        reason,
+                        "raise MaxSessions in the host's sshd_config",
+                        code="host-sessions",
                     ) from problem
                 time.sleep(0.1)
             except (paramiko.SSHException, OSError, EOFError) as problem:
-                raise HostError(self.label, "the connection is lost") from problem
+                raise HostError(self.label, "the connection is lost", code="host-lost") from problem

@@ -115,7 +115,9 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
                 raise
             problem = failed
     assert problem is not None
-    raise HostError(endpoint.label, *_reason_and_remedy(problem, endpoint)) from problem
+    raise HostError(
+        endpoint.label, *_reason_and_remedy(problem, endpoint), code="host-unreached"
+    ) from problem
 
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -128,7 +130,7 @@ def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[objec
             f"the name {endpoint.hostname!r} is not known",
             "check its spelling, or give it a HostName in ~/.ssh/config",
         )
-        raise HostError(endpoint.label, reason, remedy) from problem
+        raise HostError(endpoint.label, reason, remedy, code="host-name") from problem
 
 
 def _connect(
@@ -211,12 +213,15 @@ def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) ->
             failure = "does not allow connections"
             remedy = f"AllowTcpForwarding must be on in the sshd of {via.label}"
         reason = f"the jump host {via.label} {failure} to {destination}: {problem.text}"
-        raise HostError(endpoint.label, reason, remedy) from problem
+        raise HostError(endpoint.label, reason, remedy, code="host-jump") from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
         reason = (
             f"{destination} did not answer through the jump host {via.label} "
             f"within {endpoint.timeout:.0f} s"
         )
         raise HostError(
-            endpoint.label, reason, f"is the host up, and may {via.label} reach it?"
+            endpoint.label,
+            reason,
+            f"is the host up, and may {via.label} reach it?",
+            code="host-jump",
         ) from problem

@@ -119,10 +119,19 @@ class HostConnection(ABC):
             process.kill()
             self._scripts.discard(process)
         if late.is_set():
-            raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended")
+            raise HostError(
+                self.label,
+                f"a step took longer than {timeout:.0f} s and was ended",
+                code="host-timeout",
+            )
         if self._closed or (not self.alive and (status is None or status < 0)):
             how = "closed" if self._closed else "lost"
-            raise HostError(self.label, f"the connection was {how} while a step ran", "try again")
+            raise HostError(
+                self.label,
+                f"the connection was {how} while a step ran",
+                "try again",
+                code="host-lost",
+            )
         return ScriptResult(-1 if status is None else status, out, process.errors())
 
     def upload(
@@ -154,7 +163,9 @@ class HostConnection(ABC):
             complaint = process.complaint() or (
                 "it ended early" if self.alive else "the connection was lost"
             )
-            raise HostError(self.label, f"{path} could not be written: {complaint}")
+            raise HostError(
+                self.label, f"{path} could not be written: {complaint}", code="host-write"
+            )
 
     def close(self) -> None:
         """Close the connection and everything that uses it; running scripts are killed.
@@ -207,7 +218,7 @@ class ChannelConnection(HostConnection):
                 self._channels.append(channel)
                 return channel
         channel.close()
-        raise HostError(self.label, "the connection is closed")
+        raise HostError(self.label, "the connection is closed", code="host-closed")
 
     def release(self) -> None:
         """Close all channels. Safe to call twice."""

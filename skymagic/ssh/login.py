@@ -191,7 +191,7 @@ def authenticate(
             break
     failure = _no_key_accepted(endpoint, attempts, transport.is_active())
     if _more_to_try(transport, endpoint):
-        raise UnsupportedLogin(endpoint.label, failure.reason, failure.remedy)
+        raise UnsupportedLogin(endpoint.label, failure.reason, failure.hint)
     raise failure
 
 
@@ -253,7 +253,9 @@ def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     if endpoint.strict in ("no", "off", "accept-new"):
         not_followed = f"StrictHostKeyChecking {endpoint.strict} is not followed"
         remedy += f"\n  ({not_followed}: skymagic sends your data and secrets there)"
-    return HostError(endpoint.label, f"its host key is not known: {offered}", remedy)
+    return HostError(
+        endpoint.label, f"its host key is not known: {offered}", remedy, code="host-key-unknown"
+    )
 
 
 def _changed_key(
@@ -262,7 +264,10 @@ def _changed_key(
     lines = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
     if state == "revoked":
         return HostError(
-            endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host"
+            endpoint.label,
+            f"its host key {offered} is revoked by {lines}",
+            "ask who runs the host",
+            code="host-key-revoked",
         )
     return HostError(
         endpoint.label,
@@ -270,6 +275,7 @@ def _changed_key(
         "Somebody may be listening in",
         f"only if you know why it changed: ssh-keygen -R '{name}' -f {entries[0].file}, "
         f"then once: {_command(endpoint)}",
+        code="host-key-changed",
     )
 
 
@@ -287,14 +293,21 @@ def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostErr
         reason = (
             f"{address} took the connection, and then said nothing for {endpoint.timeout:.0f} s"
         )
-        return HostError(endpoint.label, reason, "is that sshd, and is the host overloaded?")
+        return HostError(
+            endpoint.label, reason, "is that sshd, and is the host overloaded?", code="host-no-ssh"
+        )
     if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
         return HostError(
-            endpoint.label, f"{address} has no method in common with us: {problem}", ""
+            endpoint.label,
+            f"{address} has no method in common with us: {problem}",
+            "",
+            code="host-no-ssh",
         )
     reason = f"{address} does not speak SSH with us: {str(problem) or 'it closed the connection'}"
     remedy = "is that sshd's port? It may also refuse more connections for now (MaxStartups)"
-    return HostError(endpoint.label, reason, f"{remedy}. Try: {_command(endpoint)}")
+    return HostError(
+        endpoint.label, reason, f"{remedy}. Try: {_command(endpoint)}", code="host-no-ssh"
+    )
 
 
 def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) -> HostError:
@@ -312,4 +325,4 @@ def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) ->
         f"is {endpoint.user!r} the right user? "
         f"To install a key there: ssh-copy-id -p {endpoint.port} {account}"
     )
-    return HostError(endpoint.label, reason, remedy)
+    return HostError(endpoint.label, reason, remedy, code="host-no-key")

@@ -142,6 +142,7 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
             endpoint.label,
             f"--ssh openssh does not work here: {reason}",
             "--ssh paramiko needs no program",
+            code="openssh-missing",
         )
     output = _run_client(
         endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}"
@@ -170,7 +171,12 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
                 raise
             held = _connect_to_master(endpoint.label, path)
     if held is None:
-        raise HostError(endpoint.label, f"its OpenSSH master is not at {path}", f"try: {by_hand}")
+        raise HostError(
+            endpoint.label,
+            f"its OpenSSH master is not at {path}",
+            f"try: {by_hand}",
+            code="openssh-no-master",
+        )
     return OpenSSHConnection(endpoint.label, path, held)
 
 
@@ -266,7 +272,10 @@ def _connect_to_master(label: str, path: str) -> socket.socket | None:
         sock.close()
         reason = f"the OpenSSH master at {path} does not answer: {problem.strerror or problem}"
         raise HostError(
-            label, reason, f"end it: ssh -S {shlex.quote(path)} -O exit {label}"
+            label,
+            reason,
+            f"end it: ssh -S {shlex.quote(path)} -O exit {label}",
+            code="openssh-master-hangs",
         ) from problem
     sock.close()
     return None
@@ -318,7 +327,7 @@ def _run_client(
     reason = "\n  ".join(line.strip("@ ") for line in lines[-20:]) or "nothing was said"
     why = "" if answered and ask else "nobody could be asked; "
     remedy = f"log in once in a terminal, and skymagic uses that connection: {by_hand}"
-    raise HostError(label, f"OpenSSH cannot log in: {why}{reason}", remedy)
+    raise HostError(label, f"OpenSSH cannot log in: {why}{reason}", remedy, code="openssh-login")
 
 
 def _askpass(folder: str) -> dict[str, str]:

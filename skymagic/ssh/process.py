@@ -127,11 +127,17 @@ class Process:
             if isinstance(problem, TimeoutError):
                 reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
                 raise HostError(
-                    host, reason, f"does a profile wait for something? Try: {trial}"
+                    host,
+                    reason,
+                    f"does a profile wait for something? Try: {trial}",
+                    code="shell-hangs",
                 ) from problem
             if isinstance(problem, Exception) and not isinstance(problem, HostError):
                 raise HostError(
-                    host, f"no process could be started: {problem}", f"try: {trial}"
+                    host,
+                    f"no process could be started: {problem}",
+                    f"try: {trial}",
+                    code="shell-refused",
                 ) from problem
             raise
 
@@ -143,7 +149,7 @@ class Process:
             if not data:
                 self._thread.join(timeout=1.0)
                 if not self.alive:
-                    raise HostError(self.host, "the connection is lost")
+                    raise HostError(self.host, "the connection is lost", code="host-lost")
                 message = b"\n".join(filter(None, (output.strip(), bytes(self._errors).strip())))[
                     -4000:
                 ]
@@ -151,14 +157,16 @@ class Process:
                     ":\n" + message.decode(errors="replace") if message else " without any output"
                 )
                 reason = f"the login shell ended before it ran anything{ending}"
-                raise HostError(self.host, reason, "" if message else ACCOUNT_REMEDY)
+                raise HostError(
+                    self.host, reason, "" if message else ACCOUNT_REMEDY, code="shell-ended"
+                )
             output += data
             if len(output) > KEPT_ERROR_BYTES:
                 reason = (
                     f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB "
                     "before it ran anything"
                 )
-                raise HostError(self.host, reason, ACCOUNT_REMEDY)
+                raise HostError(self.host, reason, ACCOUNT_REMEDY, code="shell-floods")
         self._unread = output[match.end() :]
         return int(match[1])
 

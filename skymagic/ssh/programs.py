@@ -71,7 +71,9 @@ class Programs:
         except FileNotFoundError:
             raise ProvisionError(
                 f"{command[0]} is not on the PATH here: run the notebook on a login node, "
-                "or name one with --login"
+                "or name one with --login",
+                code="program-missing",
+                names=[command[0]],
             ) from None
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(
@@ -133,7 +135,9 @@ class HostPrograms(Programs):
         if self.run("sh", "-c", f"command -v {self._first}").returncode:
             raise ProvisionError(
                 f"--login: {self._endpoint.label} has no {self._first} on its PATH: "
-                "is it the cluster's login node?"
+                "is it the cluster's login node?",
+                code="program-missing",
+                names=[self._first],
             )
 
     def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:

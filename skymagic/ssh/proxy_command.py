@@ -102,7 +102,10 @@ class ProxyCommand:
         assert endpoint.proxy_command is not None
         if os.name == "nt":
             raise HostError(
-                endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does"
+                endpoint.label,
+                "ProxyCommand does not work on Windows",
+                "ProxyJump does",
+                code="host-proxy",
             )
         self._endpoint = endpoint
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
@@ -122,7 +125,7 @@ class ProxyCommand:
             self._errors.close()
             reason = f"its ProxyCommand could not be started: {problem}"
             raise HostError(
-                endpoint.label, reason, "does the shell that $SHELL names exist?"
+                endpoint.label, reason, "does the shell that $SHELL names exist?", code="host-proxy"
             ) from problem
         finally:
             os.close(child_input)
@@ -140,6 +143,7 @@ class ProxyCommand:
             failure.host,
             f"{message}: {output}" if output else message,
             f"try it by hand: ssh {failure.host}",
+            code="host-proxy",
         )
 
     def close(self) -> None:

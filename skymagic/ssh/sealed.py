@@ -132,10 +132,14 @@ class SealedChannel(SocketChannel):
             if not self._ready.is_set():
                 output = self.recv_stderr(PIECE) or self.recv(PIECE)
                 raise HostError(
-                    self._node, f"it got no channel key: {output.decode(errors='replace')}"
+                    self._node,
+                    f"it got no channel key: {output.decode(errors='replace')}",
+                    code="channel-key",
                 )
         except TimeoutError:
-            raise HostError(self._node, f"it got no channel key within {timeout:.0f} s") from None
+            raise HostError(
+                self._node, f"it got no channel key within {timeout:.0f} s", code="channel-key"
+            ) from None
         finally:
             self.close()
 
@@ -149,7 +153,7 @@ class SealedChannel(SocketChannel):
             noise += piece
             if not piece or len(noise) > sealed.MAX_NOISE:
                 if NO_PYTHON.encode() in noise:
-                    raise HostError(self._node, *NO_PYTHON_REASON)
+                    raise HostError(self._node, *NO_PYTHON_REASON, code="setup-python")
                 with contextlib.suppress(OSError):
                     self._theirs.sendall(noise)
                 self._ended()
@@ -165,7 +169,9 @@ class SealedChannel(SocketChannel):
             raise
         except (ssl.SSLError, EOFError, ValueError) as problem:
             raise HostError(
-                self._node, f"no encrypted session with it could be opened: {problem}"
+                self._node,
+                f"no encrypted session with it could be opened: {problem}",
+                code="channel-unsealed",
             ) from None
         try:
             self._grant = self._trust.check(self._node, claim, sealed.fingerprint_of(self._pem))

@@ -192,7 +192,7 @@ def test_credentials_that_are_refused_are_no_missing_price(
     there.refuse(action, code)
     with pytest.raises(CloudError) as failed:
         market.survey(EIGHT, clients, kept)
-    assert failed.value.code == code
+    assert failed.value.cloud_code == code
 
 
 def test_a_region_that_is_not_there_is_refused_with_the_nearest(

@@ -83,7 +83,7 @@ def test_an_unknown_host_key_is_shown_and_not_accepted(hosts: Hosts) -> None:
     )
     failure = failing(configured(hosts))
     assert failure.reason == f"its host key is not known: ssh-ed25519 {shown.stdout.split()[1]}"
-    assert failure.remedy == "if that is the host's key, accept it once in a terminal: ssh h1"
+    assert failure.hint == "if that is the host's key, accept it once in a terminal: ssh h1"
     assert hosts.known_hosts.read_text() == ""
 
 
@@ -91,7 +91,7 @@ def test_nothing_switches_the_check_off(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
     failure = failing(configured(hosts, "StrictHostKeyChecking no", "UserKnownHostsFile /dev/null"))
     assert "is not known" in failure.reason
-    assert "(StrictHostKeyChecking no is not followed" in failure.remedy
+    assert "(StrictHostKeyChecking no is not followed" in failure.hint
 
 
 def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
@@ -101,7 +101,7 @@ def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
     failure = failing(configured(hosts))
     assert "its host key has CHANGED: it shows ssh-ed25519 SHA256:" in failure.reason
     assert f"{hosts.known_hosts} line 2" in failure.reason
-    assert f"ssh-keygen -R '{place}' -f {hosts.known_hosts}, then once: ssh h1" in failure.remedy
+    assert f"ssh-keygen -R '{place}' -f {hosts.known_hosts}, then once: ssh h1" in failure.hint
     subprocess.run(
         ["ssh-keygen", "-R", place, "-f", str(hosts.known_hosts)], check=True, capture_output=True
     )
@@ -157,14 +157,14 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
     assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
     assert "/none/key (there is no such file)" in failure.reason
     assert f"{hosts.folder / 'text'} (paramiko cannot read this private key" in failure.reason
-    assert f"ssh-copy-id -p {hosts[0].port} " in failure.remedy
+    assert f"ssh-copy-id -p {hosts[0].port} " in failure.hint
 
 
 def test_the_wrong_user(hosts: Hosts) -> None:
     endpoint = SshConfig(hosts.config).endpoint(expand(["no-such-user@h1"])[0])
     failure = failing(endpoint)
     assert "no-such-user@127.0.0.2 accepts none of your keys" in failure.reason
-    assert "is 'no-such-user' the right user?" in failure.remedy
+    assert "is 'no-such-user' the right user?" in failure.hint
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
@@ -368,7 +368,7 @@ def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 2, options=["AllowTcpForwarding no"]) as hosts:
         failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
         assert failure.reason.startswith("the jump host h1 does not allow connections to 127.0.0.3")
-        assert failure.remedy == "AllowTcpForwarding must be on in the sshd of h1"
+        assert failure.hint == "AllowTcpForwarding must be on in the sshd of h1"
 
 
 def test_over_a_command(hosts: Hosts) -> None:

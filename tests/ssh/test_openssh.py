@@ -174,7 +174,7 @@ def test_a_changed_host_key(hosts: Hosts) -> None:
     ) as failed:
         asked_for(ask=lambda prompt: "yes")
     assert not processes(hosts)
-    assert "ssh -fNM -S " in failed.value.remedy
+    assert "ssh -fNM -S " in failed.value.hint
 
 
 def test_an_unknown_host_key_is_asked_about(hosts: Hosts) -> None:
@@ -330,7 +330,7 @@ def test_nobody_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             asked_for()
         assert not processes(hosts)
         # what the error says opens a master that is used from then on
-        remedy = failed.value.remedy.partition(": ")[2]
+        remedy = failed.value.hint.partition(": ")[2]
         askpass = tmp_path / "askpass"
         askpass.write_text("#!/bin/sh\necho 271828\n")
         askpass.chmod(0o700)

@@ -55,7 +55,7 @@ def test_nothing_hostile_stays(name: str) -> None:
     for error in (PoolError, PackagesError, FilesError):
         assert harmless(str(error(text)))
     refused = HostError(f"h1{text}", text, text)
-    assert harmless(str(refused) + refused.host + refused.reason + refused.remedy)
+    assert harmless(str(refused) + refused.host + refused.reason + refused.hint)
     assert harmless(str(CloudError("quota", "", text, text)))
     shown = io.StringIO()
     print_sanitized(text, shown)

@@ -162,5 +162,8 @@ class StoreClients:
 def _unreachable(client: StoreClient, problem: BaseException) -> PoolError:
     return PoolError(
         f"node {client.number} ({client.node.name}) cannot be reached: {problem}; "
-        "run the cell again when it is back, or end the pool with %sky_down"
+        "run the cell again when it is back, or end the pool with %sky_down",
+        code="node-unreached",
+        node=client.number,
+        names=[client.node.name],
     )

@@ -324,9 +324,13 @@ class RemoteStore(Store):
         # After a lost connection the download resumes at the same position.
         while not download.complete:
             if node in self._clients.lost:
-                raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
+                raise PoolError(
+                    f"{self._clients.all[node].node.name} is lost, and a value with it",
+                    code="value-lost",
+                    node=node,
+                )
             if unwanted.is_set():
-                raise PoolError("this value is no longer needed")
+                raise PoolError("this value is no longer needed", code="value-dropped")
             self._clients.connect([node])
             self._clients.all[node].fetch(name, download)
         self._clients.unlink([name], [node])

@@ -306,7 +306,9 @@ class Replication:
             file.problem = OSError(message.errno, f"{message.reason}, on {node_name}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
             file.problem = PoolError(
-                f"a value could not be sent to {node_name}: {message.reason}; run the cell again"
+                f"a value could not be sent to {node_name}: {message.reason}; run the cell again",
+                code="value-not-sent",
+                names=[node_name],
             )
 
     # -- sending -----------------------------------------------------------------------------------
@@ -348,7 +350,9 @@ class Replication:
         import xxhash
 
         if file.pieces is None:
-            raise PoolError("the nodes have lost values that they had; run the cell again")
+            raise PoolError(
+                "the nodes have lost values that they had; run the cell again", code="value-lost"
+            )
         state = xxhash.xxh3_128()
         done = 0
         sending = self.clients.send(node, store.Put(file.sent_as, file.nbytes))
@@ -373,7 +377,10 @@ class Replication:
         with self.changed:
             # The earlier contents were sent in full under this name, or are on a node.
             if file.sealed and file.key != key:
-                raise PoolError("a value was changed while it was sent; run the cell again")
+                raise PoolError(
+                    "a value was changed while it was sent; run the cell again",
+                    code="value-changed",
+                )
             file.key, file.sealed = key, True
 
 

@@ -121,7 +121,9 @@ class GpuClaims:
                 sockets[0].bind(f"\0{HOLD}{uuid}")
             except OSError as problem:
                 raise PoolError(
-                    f"another pool has taken {uuid} just now: start this one again"
+                    f"another pool has taken {uuid} just now: start this one again",
+                    code="gpu-taken",
+                    names=[uuid],
                 ) from problem
             # this name shows the owner in /proc/net/unix
             sockets[1].bind(f"\0{HOLD}{uuid}/{self._label}")

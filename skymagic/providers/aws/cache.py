@@ -29,7 +29,7 @@ _OF_ALL = ("credentials", "account")
 
 def unanswered_reason(problem: CloudError) -> str | None:
     """Return why a query has no answer, or None if the problem affects every query."""
-    return None if problem.kind in _OF_ALL else _WORDS.get(problem.kind, problem.code)
+    return None if problem.kind in _OF_ALL else _WORDS.get(problem.kind, problem.cloud_code)
 
 
 def optional(ask: Callable[[], T], permission: str, notes: list[str]) -> T | None:

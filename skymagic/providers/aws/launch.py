@@ -66,13 +66,13 @@ def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings)
             )
         except CloudError as problem:
             remedy = (
-                f"{problem.remedy + '; or ' if problem.remedy else ''}"
+                f"{problem.hint + '; or ' if problem.hint else ''}"
                 "name an image: sky.AWS(image_id='ami-…')"
             )
             explanation = (
                 f"the image for {offer.instance_type} could not be found ({name}): {problem.reason}"
             )
-            raise CloudError(problem.kind, problem.code, explanation, remedy) from problem
+            raise CloudError(problem.kind, problem.cloud_code, explanation, remedy) from problem
     images = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
     if not images:
         raise CloudError(

@@ -109,11 +109,11 @@ class Lease:
             "or the same a little later"
         )
         if last.kind == ErrorKind.QUOTA:
-            remedy = last.remedy
+            remedy = last.hint
         elif offers[0].spot:
             remedy = f"the same without --spot rents them on demand; or {remedy}"
         raise CloudError(
-            last.kind, last.code, f"no capacity for {count} machines:\n  {listed}", remedy
+            last.kind, last.cloud_code, f"no capacity for {count} machines:\n  {listed}", remedy
         ) from last
 
     def replace(self, offer: MachineOffer, lost: Collection[str]) -> list[RunningInstance]:

@@ -138,7 +138,9 @@ def security_group(
             TagSpecifications=label.specifications("security-group"),
         )["GroupId"]
     except CloudError as problem:
-        if problem.code != "InvalidGroup.Duplicate":  # created by a call whose answer was lost
+        if (
+            problem.cloud_code != "InvalidGroup.Duplicate"
+        ):  # created by a call whose answer was lost
             raise
         groups = clients.call(
             "ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job)
@@ -170,7 +172,7 @@ def _allow(
         # the group was created a moment ago
         clients.until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
     except CloudError as problem:
-        if problem.code != "InvalidPermission.Duplicate":
+        if problem.cloud_code != "InvalidPermission.Duplicate":
             raise
 
 
@@ -216,7 +218,7 @@ def placement_group(clients: AwsClients, region: str, label: Label, launch: int)
         )
     except CloudError as problem:
         # a duplicate was created by a call whose answer was lost
-        if problem.code != "InvalidPlacementGroup.Duplicate":
+        if problem.cloud_code != "InvalidPlacementGroup.Duplicate":
             raise
     return name
 

@@ -158,5 +158,8 @@ def _silent(failures: Sequence[HostError], seconds: float) -> HostError:
         "ACL let SSH in, and is the image's user the right one (user=…)?"
     )
     return HostError(
-        first.host, f"no SSH within {seconds:.0f} s of its start: {first.reason}{more}", remedy
+        first.host,
+        f"no SSH within {seconds:.0f} s of its start: {first.reason}{more}",
+        remedy,
+        code="host-no-ssh",
     )

@@ -51,7 +51,8 @@ def prepare_machines(survey: RentedSurvey, instances: Sequence[RunningInstance],
         return
     if 0 in findings.broken and _through_head(survey):
         raise ProvisionError(
-            f"{broken(findings)}; the other machines are reached through it: start again"
+            f"{broken(findings)}; the other machines are reached through it: start again",
+            code="machine-broken",
         )
     agree_to_replace(survey, findings)
     replacements = lease.replace(offer, [running[index].id for index in findings.broken])
@@ -64,7 +65,10 @@ def prepare_machines(survey: RentedSurvey, instances: Sequence[RunningInstance],
     again = check_machines(survey, held.machines, running, say)
     print_findings(again)
     if again.broken:
-        raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
+        raise ProvisionError(
+            f"{broken(again)}; other machines were rented once, and not again",
+            code="machine-broken",
+        )
 
 
 def set_up_machines(
@@ -146,7 +150,8 @@ def agree_to_replace(survey: RentedSurvey, findings: Findings) -> None:
     )
     if not (survey.plan.request.yes or ask_yes_no(f"{description}: {replacements}")):
         raise ProvisionError(
-            f"{description}; nothing else was rented {instead}: add -y, or start again"
+            f"{description}; nothing else was rented {instead}: add -y, or start again",
+            code="machine-broken",
         )
 
 
@@ -173,7 +178,10 @@ def replace_lost(
     held = survey.held
     lease, offer = held.taken
     if 0 in lost and _through_head(survey):
-        raise ProvisionError("the other machines are reached through the first one, which is gone")
+        raise ProvisionError(
+            "the other machines are reached through the first one, which is gone",
+            code="machine-broken",
+        )
     held.keys = held.keys or boot.kept_keys(lease.label.job)
     lost_ids = [held.machines[index].name for index in lost]
     head = None if 0 in lost else held.machines[0].endpoint
@@ -209,7 +217,9 @@ def _rented(
     while not stop.is_set():
         remaining = lease.label.ends - time.time()
         if remaining < LEAST_SECONDS:
-            raise ProvisionError("the pool's lifetime is nearly over (--max-lifetime)")
+            raise ProvisionError(
+                "the pool's lifetime is nearly over (--max-lifetime)", code="lifetime"
+            )
         bounds = replace(limits, lifetime=remaining)  # it ends with the others
         lease.user_data = boot.cloud_config(
             survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds

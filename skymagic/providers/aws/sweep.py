@@ -424,11 +424,12 @@ def chosen_pool(tagged: Tagged, name: str | None) -> TaggedPool:
     if pools:
         listed = ", ".join(f"{pool.job_id} ({pool.client})" for pool in pools.values())
         raise RequestError(
-            f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}"
+            f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}",
+            code="pool-ambiguous",
         )
     missing = f"you have no pool {f'{name!r} ' if name else ''}on EC2"
     if tagged.unreached:
         unreached = "; ".join(f"{region}: {reason}" for region, reason in tagged.unreached.items())
         raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
     available = ", ".join(pool.name for pool in tagged.pools)
-    raise RequestError(missing + (f"; available: {available}" if available else ""))
+    raise RequestError(missing + (f"; available: {available}" if available else ""), code="no-pool")
