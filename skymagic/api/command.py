@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -333,7 +334,7 @@ def _show_logs(request: LogsRequest, as_json: bool) -> int:
     from skymagic.api import logs
 
     if as_json:
-        print_sanitized(json.dumps(logs.plain(request)))
+        print_sanitized(json.dumps(asdict(logs.report(request))))
         return 0
     status = logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
     return EXIT_CODES.get(status, 0)

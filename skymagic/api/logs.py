@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from skymagic.api import notebooks
 from skymagic.cluster import Agents, Node, telemetry
@@ -201,29 +200,43 @@ def show_from_outside(request: LogsRequest, write: Write) -> str:
     return ""
 
 
-def plain(request: LogsRequest) -> dict[str, Any]:
-    """Return the requested lines as plain values, for programs.
+@dataclass(frozen=True)
+class RankLines:
+    """Lines of a pool's ranks, as ``skymagic logs --json`` prints them."""
 
-    The result has the pool, whether it has ended, and the lines by rank, or those of its notebook
-    job. Raises as `show` does.
+    pool: str | None
+    ended: bool
+    ranks: Mapping[str, Sequence[str]]
+    """Lines by rank number."""
+
+
+@dataclass(frozen=True)
+class JobLines:
+    """Lines of the notebook job on a pool, as ``skymagic logs --json`` prints them."""
+
+    pool: str | None
+    notebook: str
+    status: str
+    lines: Sequence[str]
+
+
+def report(request: LogsRequest) -> RankLines | JobLines:
+    """Return the requested lines, or those of the pool's notebook job, for programs.
+
+    Raises as `show` does.
     """
     if (record := job_record(request)) is not None:
         lines: list[str] = []
         status = show_job(record, request, lines.append)
         text = "".join(lines[:-1])  # the last line reports the outcome to people
-        return {
-            "pool": request.pool,
-            "notebook": record.notebook,
-            "status": status,
-            "lines": text.splitlines(),
-        }
+        return JobLines(request.pool, record.notebook, status, text.splitlines())
     with _outside(request) as (texts, pool):
         logs = _collected(pool, texts, request)
-    return {
-        "pool": request.pool,
-        "ended": pool is None,
-        "ranks": {str(rank): list(logs.lines[rank]) for rank in logs},
-    }
+    return RankLines(
+        pool=request.pool,
+        ended=pool is None,
+        ranks={str(rank): list(logs.lines[rank]) for rank in logs},
+    )
 
 
 def collected(request: LogsRequest) -> Logs:

@@ -23,6 +23,7 @@ from skymagic.errors import PoolError, RequestError, SkyError, collect_mistakes
 from skymagic.files.changes import summary
 from skymagic.files.copy import Files
 from skymagic.plan import parameters
+from skymagic.plan.parameters import NotebookDocument, ParameterValue
 from skymagic.pool import keys, launch, records
 from skymagic.pool.keys import DisplayRecord, PoolKey
 from skymagic.pool.records import PoolRecord
@@ -65,14 +66,14 @@ def start(request: NotebookRequest) -> PoolRecord:
         PoolError: the head cannot be reached or refuses the notebook; the message gives the reason.
     """
     mistakes: list[str] = []
-    values: dict[str, Any] = {}
+    values: dict[str, ParameterValue] = {}
     with collect_mistakes(mistakes):
         values = parameters.assigned(request.parameters)
-    notebook: dict[str, Any] = {}
+    notebook: NotebookDocument | None = None
     path = request.notebook.expanduser().absolute()
     try:
         with collect_mistakes(mistakes):
-            notebook = parameters.parsed(path.read_text(encoding="utf-8"), str(path))
+            notebook = NotebookDocument.parse(path.read_text(encoding="utf-8"), str(path))
             mistakes += parameters.mistakes(notebook, values)
     except (OSError, UnicodeDecodeError) as problem:
         mistakes.append(f"{path}: {getattr(problem, 'strerror', '') or problem}")
@@ -87,31 +88,32 @@ def start(request: NotebookRequest) -> PoolRecord:
             )
     except SkyError as problem:
         mistakes.append(str(problem))
-    if mistakes:
+    if mistakes or notebook is None:
         raise RequestError(mistakes)
-    _add_attach_cell(notebook, request)
-    return _start(request, notebook, values, record, key)
+    return _start(request, _with_attach_cell(notebook, request), values, record, key)
 
 
-def _add_attach_cell(notebook: dict[str, Any], request: NotebookRequest) -> None:
-    """Insert a first cell that attaches to the pool."""
+def _with_attach_cell(notebook: NotebookDocument, request: NotebookRequest) -> dict[str, object]:
+    """Return the document with a first cell that attaches to the pool."""
     take_over = ", take_over=True" if request.take_over else ""
     source = f"import skymagic as sky\n\nsky.attach({request.pool!r}{take_over});"
-    cell: dict[str, Any] = {
+    cell: dict[str, object] = {
         "cell_type": "code",
         "source": source,
         "execution_count": None,
         "outputs": [],
+        "metadata": {"tags": ["attach-pool"]},
     }
-    tags = {"tags": ["attach-pool"]}
-    identifier = {"id": "attach-pool"} if notebook.get("nbformat_minor", 0) >= 5 else {}
-    notebook["cells"].insert(0, {**cell, **identifier, "metadata": tags})
+    if notebook.nbformat_minor >= 5:  # cells have ids since nbformat 4.5
+        cell["id"] = "attach-pool"
+    cells: Any = notebook.content["cells"]
+    return {**notebook.content, "cells": [cell, *cells]}
 
 
 def _start(
     request: NotebookRequest,
-    notebook: dict[str, Any],
-    values: dict[str, Any],
+    notebook: dict[str, object],
+    values: dict[str, ParameterValue],
     record: PoolRecord,
     key: PoolKey,
 ) -> PoolRecord:

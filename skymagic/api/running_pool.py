@@ -11,6 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from skymagic.api.calls import Function
 from skymagic.api.logs import LogsRequest, collected
+from skymagic.data.namespace import Namespace
 from skymagic.display.live import in_notebook
 from skymagic.display.screen import Copying, print_note
 from skymagic.display.status import Logs
@@ -203,7 +204,7 @@ class RunningPool:
         )
 
 
-def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> None:
+def finish(pool: Pool, unfinished: UnfinishedRun, namespace: Namespace) -> None:
     """Show the rest of a run that another notebook started, and set its output variables.
 
     Raises what the run raises.

@@ -4,6 +4,7 @@ The names of a cell (`capture`) are pickled (`values`), put into content-address
 `remote`) and described in a manifest (`shipping`). Each rank maps the values from its node's store
 and binds them as the manifest says. Returned values go through a node's store too.
 
+namespace   type of the namespaces that cells run in
 capture/    names that a cell needs, and modules that travel as source
 values/     serialization of values
 store/      the store of one node: files of values, mapped by every rank; the bundle format

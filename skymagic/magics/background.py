@@ -96,11 +96,6 @@ class RunHandle:
             self.cancel()
             raise
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Keyword arguments for the run: the signal that stops it, and the view of its state."""
-        return {"stop": self.stop, "view": self.view}
-
     def done(self) -> bool:
         """Return True if it has ended."""
         return self._ended.done()

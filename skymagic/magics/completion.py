@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import os
 import re
-from typing import Any
 
-from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
 from skymagic.data.capture.names import cell_names
+from skymagic.data.namespace import Namespace
 from skymagic.errors import PoolError, RequestError
 from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
@@ -28,19 +33,18 @@ def register(shell: InteractiveShell) -> None:
     """Add the matcher to a shell's completer; calling it twice is safe."""
 
     @context_matcher(identifier="skymagic")
-    def skymagic_matcher(context: Any) -> dict[str, Any]:
+    def skymagic_matcher(context: CompletionContext) -> SimpleMatcherResult:
         body = "\n".join(context.full_text.split("\n")[context.cursor_line + 1 :])
         completion = complete(context.text_until_cursor, shell.user_ns, body)
         if completion is None:
-            return {"completions": []}
+            return SimpleMatcherResult(completions=[])
         fragment, words = completion
-        completions = [SimpleCompletion(text=word, type="option") for word in words]
-        return {
-            "completions": completions,
-            "matched_fragment": fragment,
-            "suppress": True,
-            "ordered": True,
-        }
+        return SimpleMatcherResult(
+            completions=[SimpleCompletion(text=word, type="option") for word in words],
+            matched_fragment=fragment,
+            suppress=True,
+            ordered=True,
+        )
 
     matchers = shell.Completer.custom_matchers
     matchers[:] = [
@@ -49,7 +53,7 @@ def register(shell: InteractiveShell) -> None:
     matchers.append(skymagic_matcher)
 
 
-def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str, list[str]] | None:
+def complete(text: str, namespace: Namespace, body: str = "") -> tuple[str, list[str]] | None:
     """Return the fragment before the cursor and the words that may replace it.
 
     Return None off magic lines.

@@ -109,7 +109,7 @@ class SkyMagic(Configurable):
     )
 
     @validate("aws")
-    def _check_aws(self, proposal: Any) -> dict[str, Any]:
+    def _check_aws(self, proposal: Any) -> dict[str, object]:
         _checked(cloud_settings, proposal["value"])
         return dict(proposal["value"])
 

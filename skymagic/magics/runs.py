@@ -182,7 +182,12 @@ class ShellRuns:
         names = (*([request.output] if request.output else []), *request.gather)
         linked_spec = _known(spec, pool, beside)
         return broadcast.broadcast(
-            pool, linked_spec, limits, names=names, **(beside.given if beside else {})
+            pool,
+            linked_spec,
+            limits,
+            names=names,
+            stop=beside.stop if beside else None,
+            view=beside.view if beside else None,
         )
 
     def _script(
@@ -196,7 +201,13 @@ class ShellRuns:
             limits = Limits(
                 timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after
             )
-            outcome = script.run(pool, spec, limits, **(beside.given if beside else {}))
+            outcome = script.run(
+                pool,
+                spec,
+                limits,
+                stop=beside.stop if beside else None,
+                view=beside.view if beside else None,
+            )
             return self._ended(outcome, request.output)
 
     def _ended(self, outcome: script.Outcome, output: str | None) -> script.Outcome:

@@ -11,12 +11,12 @@ import contextlib
 import re
 import token
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import make_tokens_by_line
 from IPython.core.interactiveshell import InteractiveShell
 
+from skymagic.data.namespace import Namespace
 from skymagic.errors import RankError
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.removed import REMOVED_MAGICS
@@ -121,7 +121,7 @@ def _statements(lines: Sequence[str]) -> list[int]:
 
 def hint_after_error(
     error: BaseException | None,
-    namespace: Mapping[str, Any],
+    namespace: Namespace,
     lists: Mapping[str, Collection[int]],
     cell: str,
 ) -> str:

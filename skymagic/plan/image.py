@@ -148,19 +148,24 @@ class Image:
         requirements.
         """
         mistakes: list[str] = []
-        merged: dict[str, Any] = {
-            name: [item for image in (self, *others) for item in getattr(image, name)]
-            for name in _LISTS
-        }
-        merged["python"] = _agreed("python", [image.python for image in (self, *others)], mistakes)
-        merged["env"] = {}
-        for name in dict.fromkeys(name for image in (self, *others) for name in image.env):
-            values = [image.env.get(name) for image in (self, *others)]
-            merged["env"][name] = _agreed(
-                f"environment variable {name}", values, mistakes, secret=True
-            )
+        images = (self, *others)
+        python = _agreed("python", [image.python for image in images], mistakes)
+        env: dict[str, str] = {}
+        for name in dict.fromkeys(name for image in images for name in image.env):
+            values = [image.env.get(name) for image in images]
+            agreed = _agreed(f"environment variable {name}", values, mistakes, secret=True)
+            if agreed is not None:
+                env[name] = agreed
         try:
-            image = Image(**merged)
+            image = Image(
+                python=python,
+                pip=tuple(item for image in images for item in image.pip),
+                pip_indexes=tuple(item for image in images for item in image.pip_indexes),
+                apt=tuple(item for image in images for item in image.apt),
+                env=env,
+                includes=tuple(item for image in images for item in image.includes),
+                excludes=tuple(item for image in images for item in image.excludes),
+            )
         except RequestError as wrong:
             raise RequestError([*mistakes, *wrong.mistakes]) from None
         if mistakes:

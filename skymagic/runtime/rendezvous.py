@@ -10,6 +10,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 TIMEOUT = 60.0
@@ -18,7 +19,6 @@ EPHEMERAL = 32768
 """First ephemeral port of Linux, unless configured otherwise."""
 TRIES = 50
 """Number of ports to try."""
-_state: dict[str, Any] = {"control": None, "generation": 0, "prefix": "", "waits": 0}
 
 
 class ValueExchange(Protocol):
@@ -31,49 +31,75 @@ class ValueExchange(Protocol):
         """Return a value once some rank has set it. Raises TimeoutError."""
 
 
+@dataclass
+class _State:
+    """State of this process: its connection, the current group, and the number of waits."""
+
+    control: ValueExchange | None = None
+    """Connection to all ranks; None in a process that is not a rank."""
+    generation: int = 0
+    prefix: str = ""
+    waits: int = 0
+
+    @property
+    def exchange(self) -> ValueExchange:
+        """Connection to all ranks.
+
+        Raises:
+            RuntimeError: this process is not a rank.
+        """
+        if self.control is None:
+            raise RuntimeError("this process is not a rank of a pool")
+        return self.control
+
+
+_state = _State()
+
+
 def attach(control: ValueExchange, generation: int) -> None:
     """Bind this process to its control socket; called once, before any hook."""
-    _state.update(control=control, generation=generation)
+    _state.control = control
+    _state.generation = generation
 
 
 def attached() -> bool:
     """Return True if this process is a rank, or was forked from one."""
-    return _state["control"] is not None
+    return _state.control is not None
 
 
 def set_generation(generation: int) -> None:
     """Set the generation of the next process group."""
-    _state["generation"] = generation
+    _state.generation = generation
 
 
 def generation() -> int:
     """Return the number of the process group that is being formed."""
-    return int(_state["generation"])
+    return _state.generation
 
 
 @contextlib.contextmanager
 def subgroup(name: str) -> Iterator[None]:
     """Add a prefix to keys, so that the ranks of a smaller group see only each other's values."""
-    before = _state["prefix"]
-    _state["prefix"] = f"{name}/"
+    before = _state.prefix
+    _state.prefix = f"{name}/"
     try:
         yield
     finally:
-        _state["prefix"] = before
+        _state.prefix = before
 
 
 def _key(name: str) -> str:
-    return f"{_state['prefix']}{name}/{generation()}"
+    return f"{_state.prefix}{name}/{generation()}"
 
 
 def put(name: str, value: Any) -> None:
     """Set a plain value on all ranks of the pool in this generation."""
-    _state["control"].put(_key(name), value)
+    _state.exchange.put(_key(name), value)
 
 
 def delete(name: str) -> None:
     """Delete a value that every rank has read."""
-    _state["control"].put(_key(name), None)
+    _state.exchange.put(_key(name), None)
 
 
 def get(name: str, timeout: float = TIMEOUT) -> Any:
@@ -82,7 +108,7 @@ def get(name: str, timeout: float = TIMEOUT) -> Any:
     Raises TimeoutError after `timeout` seconds.
     """
     with waiting():
-        return _state["control"].get(_key(name), timeout)
+        return _state.exchange.get(_key(name), timeout)
 
 
 @contextlib.contextmanager
@@ -91,16 +117,16 @@ def waiting() -> Iterator[None]:
 
     While groups are formed again, a rank that sleeps anywhere else counts as hanging.
     """
-    _state["waits"] += 1
+    _state.waits += 1
     try:
         yield
     finally:
-        _state["waits"] -= 1
+        _state.waits -= 1
 
 
 def waits() -> bool:
     """Return True if this rank is waiting for others. Safe on any thread."""
-    return bool(_state["waits"])
+    return _state.waits > 0
 
 
 def free_port(address: str) -> int:

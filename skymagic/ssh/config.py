@@ -18,7 +18,6 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from skymagic.errors import RequestError
 from skymagic.plan.requests import SSH_CLIENTS
@@ -134,43 +133,39 @@ class SshConfig:
                 f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}", code="ssh-config"
             )
         settings = self._lookup(spec)
-        hostname, user = (
-            settings.get("hostname", spec.name),
-            settings.get("user") or getpass.getuser(),
-        )
-        port = _number(settings, "port", 22, spec)
+        alias = settings.host_key_alias
         tokens = {
             "%": "%",
-            "h": hostname,
+            "h": settings.hostname,
             "n": spec.name,
-            "p": str(port),
-            "r": user,
+            "p": str(settings.port),
+            "r": settings.user,
             "u": getpass.getuser(),
+            "d": str(Path.home()),
+            "k": settings.hostname if alias is None else alias,
         }
-        tokens |= {"d": str(Path.home()), "k": settings.get("hostkeyalias", hostname)}
         jumps, command = self._proxy(settings, spec, (*path, spec.text))
-        keys = [
-            name for name in settings.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"
-        ]
+        key_files = DEFAULT_KEYS if settings.identity_files is None else settings.identity_files
         return Endpoint(
             label=spec.text,
-            hostname=hostname,
-            port=port,
-            user=user,
-            identities=tuple(_expand_path(name, tokens) for name in keys),
-            identities_given="identityfile" in settings,
-            identities_only=settings.get("identitiesonly", "no").lower() == "yes",
-            agent=_agent_socket(settings.get("identityagent", ""), tokens),
+            hostname=settings.hostname,
+            port=settings.port,
+            user=settings.user,
+            identities=tuple(
+                _expand_path(name, tokens) for name in key_files if name.lower() != "none"
+            ),
+            identities_given=settings.identity_files is not None,
+            identities_only=settings.identities_only,
+            agent=_agent_socket(settings.identity_agent, tokens),
             proxy_jump=jumps,
             proxy_command=command,
             known_hosts=_known_hosts(settings, tokens),
-            host_key_alias=settings.get("hostkeyalias"),
-            strict=settings.get("stricthostkeychecking", "ask").lower(),
-            timeout=float(_number(settings, "connecttimeout", int(CONNECT_TIMEOUT), spec))
-            or CONNECT_TIMEOUT,
+            host_key_alias=alias,
+            strict=settings.strict,
+            timeout=float(settings.timeout) or CONNECT_TIMEOUT,
         )
 
-    def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
+    def _lookup(self, spec: HostSpec) -> HostSettings:
         import paramiko
 
         # paramiko applies a block with an unknown criterion to every host, and runs the command of
@@ -197,18 +192,17 @@ class SshConfig:
                 f"{spec.text} has in the ssh configuration what only --ssh openssh follows: "
                 f"{unread[0]}"
             )
-        return settings
+        return HostSettings.parse(settings, spec)
 
     def _proxy(
-        self, options: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
+        self, settings: HostSettings, spec: HostSpec, path: tuple[str, ...]
     ) -> tuple[tuple[Endpoint, ...], str | None]:
-        # The first value wins, also between ProxyCommand and ProxyJump.
-        key = next((key for key in options if key in ("proxycommand", "proxyjump")), None)
-        if key == "proxycommand":
-            return (), options[key]
-        if key is None or options[key].lower() == "none":
+        if settings.proxy_command is not None:
+            return (), settings.proxy_command
+        if settings.proxy_jump is None or settings.proxy_jump.lower() == "none":
             return (), None
-        first, *further = [self.endpoint(jump, path) for jump in _jump_hosts(options[key], spec)]
+        jumps = _jump_hosts(settings.proxy_jump, spec)
+        first, *further = [self.endpoint(jump, path) for jump in jumps]
         # The first jump is reached as its own settings say, each further one through its
         # predecessor.
         return (
@@ -242,8 +236,59 @@ def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
         ) from None
 
 
-def _number(options: Mapping[str, Any], key: str, default: int, spec: HostSpec) -> int:
-    value = str(options.get(key, default))
+@dataclass(frozen=True)
+class HostSettings:
+    """Settings of the SSH configuration that apply to one host, with OpenSSH's defaults."""
+
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[str, ...] | None
+    """None if the configuration names no key."""
+    identities_only: bool
+    identity_agent: str
+    proxy_jump: str | None
+    proxy_command: str | None
+    """At most one of the two proxies is set: the first in the configuration."""
+    user_known_hosts: str | None
+    global_known_hosts: str | None
+    host_key_alias: str | None
+    strict: str
+    timeout: int
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, object], spec: HostSpec) -> HostSettings:
+        """Return the settings that `paramiko.SSHConfig.lookup` options.
+
+        Raises:
+            RequestError: a number is malformed.
+        """
+
+        def text(key: str) -> str | None:
+            return None if (value := settings.get(key)) is None else str(value)
+
+        # The first value wins, also between ProxyCommand and ProxyJump.
+        proxy = next((key for key in settings if key in ("proxycommand", "proxyjump")), None)
+        keys = settings.get("identityfile")
+        return cls(
+            hostname=text("hostname") or spec.name,
+            port=_number(settings, "port", 22, spec),
+            user=text("user") or getpass.getuser(),
+            identity_files=tuple(map(str, keys)) if isinstance(keys, list) else None,
+            identities_only=(text("identitiesonly") or "no").lower() == "yes",
+            identity_agent=text("identityagent") or "",
+            proxy_jump=text("proxyjump") if proxy == "proxyjump" else None,
+            proxy_command=text("proxycommand") if proxy == "proxycommand" else None,
+            user_known_hosts=text("userknownhostsfile"),
+            global_known_hosts=text("globalknownhostsfile"),
+            host_key_alias=text("hostkeyalias"),
+            strict=(text("stricthostkeychecking") or "ask").lower(),
+            timeout=_number(settings, "connecttimeout", int(CONNECT_TIMEOUT), spec),
+        )
+
+
+def _number(settings: Mapping[str, object], key: str, default: int, spec: HostSpec) -> int:
+    value = str(settings.get(key, default))
     if not (value.isascii() and value.isdigit()):
         raise RequestError(
             f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number",
@@ -259,14 +304,14 @@ def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
     return "" if value in ("", "SSH_AUTH_SOCK") else _expand_path(value, tokens)
 
 
-def _known_hosts(options: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
+def _known_hosts(settings: HostSettings, tokens: Mapping[str, str]) -> tuple[str, ...]:
     home = Path.home() / ".ssh"
-    user_files = options.get(
-        "userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"'
-    )
-    all_users = options.get(
-        "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-    )
+    user_files = settings.user_known_hosts
+    if user_files is None:
+        user_files = f'"{home / "known_hosts"}" "{home / "known_hosts2"}"'
+    all_users = settings.global_known_hosts
+    if all_users is None:
+        all_users = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
     # paramiko removes quotes only from a value that is quoted as a whole.
     paths = [
         word

@@ -297,8 +297,10 @@ def test_parameters() -> None:
     typed = {"3": 3, "1e-3": 0.001, "True": True, "None": None, "abc": "abc", "1_000": 1000, "": ""}
     assert {text: parameters.value(text) for text in typed} == typed
     assert parameters.assigned(["a=b=c", "n="]) == {"a": "b=c", "n": ""}
-    cells = [{"cell_type": "code", "metadata": {}, "source": ["a = 1\n", "b = 2"]}]
-    notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
-    assert "no cell of the notebook is tagged" in parameters.mistakes(notebook, ["a"])[0]
-    cells[0]["metadata"] = {"tags": ["parameters"]}
-    assert parameters.mistakes(notebook, ["a", "b"]) == []
+    cell = {"cell_type": "code", "metadata": {}, "source": ["a = 1\n", "b = 2"]}
+    content = {"cells": [cell], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
+    untagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
+    assert "no cell of the notebook is tagged" in parameters.mistakes(untagged, ["a"])[0]
+    cell["metadata"] = {"tags": ["parameters"]}
+    tagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
+    assert parameters.mistakes(tagged, ["a", "b"]) == []

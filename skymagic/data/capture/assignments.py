@@ -15,7 +15,6 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
 from skymagic.data.capture.executed import called_bodies, executed
@@ -24,6 +23,7 @@ from skymagic.data.capture.modules import in_packages, remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, is_interactive_name, is_output
 from skymagic.data.capture.registrations import registrations
 from skymagic.data.capture.settings import Setting, is_settings_object, settings
+from skymagic.data.namespace import Namespace
 
 
 class Assignments:
@@ -33,7 +33,7 @@ class Assignments:
     at once.
     """
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.watched = False  # True once a caller is interested; cells are not analyzed before
         self.now = 0  # number of the last assignment
@@ -233,12 +233,12 @@ _watched: dict[int, Assignments] = {}
 """By the id of the namespace."""
 
 
-def watch(namespace: dict[str, Any]) -> Assignments:
+def watch(namespace: Namespace) -> Assignments:
     """Return the assignments of a notebook whose cells are reported; safe to call twice."""
     return _watched.setdefault(id(namespace), Assignments(namespace))
 
 
-def assignments_of(namespace: dict[str, Any]) -> Assignments:
+def assignments_of(namespace: Namespace) -> Assignments:
     """Return the assignments to these names; none are counted if no cells are reported."""
     assignments = _watched.get(id(namespace))
     if assignments is None or assignments.namespace is not namespace:

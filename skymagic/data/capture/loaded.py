@@ -155,7 +155,9 @@ def holds_source(module: Any, text: str) -> bool:
     return all(_holds(vars(module), node, defined) for node in tree.body)
 
 
-def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types.CodeType]) -> bool:
+def _holds(
+    space: Mapping[str, object], node: ast.stmt, defined: Mapping[str, types.CodeType]
+) -> bool:
     """Return True if a namespace holds what a statement binds."""
     if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
         return True

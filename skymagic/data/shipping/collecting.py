@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from skymagic.data.capture.code import is_type
 from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, reach
+from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
 from skymagic.data.shipping.links import SentLinks
@@ -109,7 +109,7 @@ class Needs:
 class Collector:
     """Pickles the notebook's values."""
 
-    def __init__(self, namespace: dict[str, Any], folder: str, bindings: Bindings) -> None:
+    def __init__(self, namespace: Namespace, folder: str, bindings: Bindings) -> None:
         self.namespace = namespace
         self.folder = folder
         self.bindings = bindings

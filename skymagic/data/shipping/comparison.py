@@ -17,6 +17,7 @@ from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import is_interactive_name, is_output
+from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -99,7 +100,7 @@ class Fingerprints:
     The pickle is checked first, which is fast. Only if it changed, the contents are hashed.
     """
 
-    def __init__(self, namespace: dict[str, Any], folder: str, index: ContentIndex) -> None:
+    def __init__(self, namespace: Namespace, folder: str, index: ContentIndex) -> None:
         self._namespace = namespace
         self._folder = folder
         self._index = index

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Se
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.store.base import Buffer
 from skymagic.data.values import pickling
@@ -68,7 +69,7 @@ class _RankObjects:
 class SentLinks:
     """Objects that each rank holds, by name."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self._ranks: defaultdict[int, _RankObjects] = defaultdict(_RankObjects)
         self._seen: dict[str, _Seen] = {}

@@ -24,6 +24,7 @@ from skymagic.data.capture.names import (
 )
 from skymagic.data.capture.registrations import registrations
 from skymagic.data.capture.settings import settings
+from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -49,7 +50,7 @@ class _PackedGroup:
 class Unpacking:
     """Rebuilds values that ranks packed."""
 
-    def __init__(self, store: Store, namespace: dict[str, Any]) -> None:
+    def __init__(self, store: Store, namespace: Namespace) -> None:
         self.store = store
         self.namespace = namespace
         self._lock = threading.RLock()
@@ -132,7 +133,7 @@ class Shipper(Unpacking):
     def __init__(
         self,
         store: Store,
-        namespace: dict[str, Any],
+        namespace: Namespace,
         folder: str,
         *,
         large: int = 1_000_000_000,

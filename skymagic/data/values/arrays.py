@@ -300,12 +300,12 @@ def _subclass(array: Any, kind: type) -> Any:
     return array.view(kind)
 
 
-def _fill_subclass(array: Any, attributes: dict[str, Any]) -> None:
+def _fill_subclass(array: Any, attributes: dict[str, object]) -> None:
     """Set attributes directly: NumPy's `__setstate__` expects a different state."""
     vars(array).update(attributes)
 
 
-def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:
+def _masked(data: Any, mask: Any, plain: dict[str, object]) -> Any:
     import numpy
 
     array = numpy.ma.MaskedArray(data, mask=mask, copy=False)

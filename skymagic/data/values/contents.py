@@ -191,7 +191,7 @@ class Contents:
         for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
             self.add(value)
 
-    def attributes(self, value: Any, state: dict[str, Any]) -> None:
+    def attributes(self, value: Any, state: dict[str, object]) -> None:
         """Add an object's attributes in any order, without those that are caches."""
         kind = type(value)
         if kind not in self._caches:

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from skymagic.data.namespace import Namespace
+
 CHECKED_BYTES = 64 << 20
 """Limit of array and text bytes to checksum, over all names: about 50 ms."""
 SHOWN_CHARACTERS = 40
@@ -26,7 +28,7 @@ Description = dict[str, str]
 """
 
 
-def described(namespace: dict[str, Any], hidden: Any = ()) -> dict[str, Description]:
+def described(namespace: Namespace, hidden: Any = ()) -> dict[str, Description]:
     """Describe the user's names, except modules.
 
     The user's code is never called: it would run concurrently with the cell.

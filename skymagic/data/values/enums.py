@@ -34,9 +34,9 @@ def class_arguments(cls: type[enum.Enum], tracker: str) -> tuple[Any, ...]:
     return tracker, type(cls), cls.__name__, cls.__bases__, first
 
 
-def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
+def class_state(cls: type[enum.Enum]) -> tuple[dict[str, object], list[Any]]:
     """Return a class's own attributes, and each member's attributes for `fill_enum`."""
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     repeated: list[str] = []
     for name, value in sorted(vars(cls).items()):
         if name in _NOT_SENT or isinstance(value, types.MemberDescriptorType):
@@ -102,7 +102,7 @@ def reduce_property(prop: enum.property) -> Reduced:
     return new_property, (type(prop), parts), vars(prop), None, None, fill_property
 
 
-def member_state(member: enum.Enum) -> dict[str, Any]:
+def member_state(member: enum.Enum) -> dict[str, object]:
     """Return the attributes of a member, without those cached by its operators."""
     state = dict(vars(member))
     state.pop("_inverted_", None)  # set by the first ``~``; the class has None
@@ -136,7 +136,7 @@ def _bare(member: enum.Enum) -> tuple[type, tuple[Any, ...]]:
 
 
 def new_enum(
-    tracker: str, meta: type, name: str, bases: tuple[type, ...], first: dict[str, Any]
+    tracker: str, meta: type, name: str, bases: tuple[type, ...], first: dict[str, object]
 ) -> type:
     """Return the class with this identity, creating it without members if it does not exist.
 
@@ -154,20 +154,22 @@ def new_enum(
     return rebuild.track(_cloud._lookup_class_or_track(tracker, cls))
 
 
-def fill_enum(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) -> None:
+def fill_enum(cls: type[enum.Enum], state: tuple[dict[str, object], list[Any]]) -> None:
     """Set the attributes of an enumeration and its members."""
     rebuild.fill_class(cls, state, _set_state)
 
 
-def _set_state(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) -> None:
+def _set_state(cls: type[enum.Enum], state: tuple[dict[str, object], list[Any]]) -> None:
     attributes, members = state
     for member, inner in members:
         _fill_member(member, inner)
+    named: Any = attributes["_member_map_"]
     composite = {
         value: member
         for value, member in cls._value2member_map_.items()
-        if member not in attributes["_member_map_"].values()
+        if member not in named.values()
     }
+    value: Any
     for name, value in attributes.items():
         if name == "_abc_impl":
             for item in value:
@@ -193,7 +195,7 @@ def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]
 
 
 def composite_member(
-    cls: type[enum.Enum], members: bool, base: Any, args: tuple[Any, ...], state: dict[str, Any]
+    cls: type[enum.Enum], members: bool, base: Any, args: tuple[Any, ...], state: dict[str, object]
 ) -> enum.Enum:
     """Return the unnamed member with this value, creating it if necessary.
 
@@ -210,7 +212,7 @@ def composite_member(
     return member
 
 
-def _fill_member(member: enum.Enum, state: dict[str, Any]) -> None:
+def _fill_member(member: enum.Enum, state: dict[str, object]) -> None:
     for name, value in state.items():
         object.__setattr__(member, name, value)  # works for frozen dataclasses too
 
@@ -220,6 +222,6 @@ def new_property(kind: type, parts: tuple[Any, ...]) -> Any:
     return kind(*parts)
 
 
-def fill_property(prop: Any, state: dict[str, Any]) -> None:
+def fill_property(prop: Any, state: dict[str, object]) -> None:
     """Set the attributes of a descriptor."""
     vars(prop).update(state)

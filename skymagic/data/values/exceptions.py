@@ -13,7 +13,7 @@ from typing import Any
 
 from skymagic.data.values.memory import Reduced
 
-State = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
+State = tuple[tuple[Any, ...], dict[str, object], dict[str, object]]
 """`args`, fields that are not in `__dict__` (`errno`, `name`, slots), and `__dict__`."""
 Chain = tuple[BaseException | None, BaseException | None, bool]
 """Cause, context, and True if the context is suppressed."""
@@ -81,7 +81,7 @@ def members(problem: BaseException) -> tuple[Any, ...]:
 
 def state_of(problem: BaseException) -> State:
     """Return the state of an exception, without its type and its causes."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for kind in type(problem).__mro__:
         for name, member in vars(kind).items():
             if not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
@@ -115,7 +115,7 @@ def fill(problem: BaseException, state: tuple[State, Chain | None]) -> None:
         _set_chain(problem, chain)
 
 
-def fill_own(problem: Any, state: tuple[Any, dict[str, Any], Chain]) -> None:
+def fill_own(problem: Any, state: tuple[Any, dict[str, object], Chain]) -> None:
     """Set the state of an exception with its own `__reduce__`."""
     own, notes, chain = state
     if own is not None:

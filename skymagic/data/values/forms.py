@@ -100,12 +100,12 @@ def _in_order(array: Any) -> str:
     import numpy
 
     state = xxhash.xxh3_128()
-    options: dict[str, Any] = {
-        "flags": ["external_loop", "buffered"],
-        "op_flags": [["readonly", "contig"]],
-    }
-    parts: Iterable[Any] = numpy.nditer(
-        array.view(numpy.ndarray), order="C", buffersize=_BLOCK, **options
+    parts: Iterable[Any] = numpy.nditer(  # type: ignore[call-overload, unused-ignore]
+        array.view(numpy.ndarray),
+        flags=["external_loop", "buffered"],
+        op_flags=[["readonly", "contig"]],
+        order="C",
+        buffersize=_BLOCK,
     )
     for part in parts:
         state.update(part.view(numpy.uint8).data)

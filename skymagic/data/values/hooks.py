@@ -16,12 +16,14 @@ from typing import Any, TypeGuard
 from skymagic.data.values import parametrized
 from skymagic.data.values.kinds import is_a
 
+HooksByAttribute = dict[str, Mapping[int, Any]]
+"""Maps attributes of tensors, modules and optimizers to their dicts of hooks by number."""
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def tensor_hooks(tensor: Any) -> dict[str, Any]:
+def tensor_hooks(tensor: Any) -> HooksByAttribute:
     """Return a tensor's non-empty dicts of hooks, by attribute name."""
-    hooks_by_attribute = {}
+    hooks_by_attribute: HooksByAttribute = {}
     for name in _OF_TENSORS:
         hooks = getattr(tensor, name, None)
         if hooks and (travelling := _travelling(hooks)):
@@ -39,7 +41,7 @@ def _travelling(hooks: Mapping[int, Any]) -> Mapping[int, Any]:
     return OrderedDict(serializable)
 
 
-def set_tensor_hooks(tensor: Any, hooks: Mapping[str, Any]) -> None:
+def set_tensor_hooks(tensor: Any, hooks: HooksByAttribute) -> None:
     """Register these hooks with a tensor."""
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
@@ -77,7 +79,7 @@ def reducer_for(kind: type) -> Callable[[Any], Any] | None:
     return _module if is_a(kind, "torch.nn", "Module") else None
 
 
-def _registered(value: Any) -> dict[str, Mapping[int, Any]]:
+def _registered(value: Any) -> HooksByAttribute:
     return {
         name: hooks
         for name, hooks in vars(value).items()
@@ -121,7 +123,7 @@ def _blank(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
-def fill_module(module: Any, parts: tuple[Any, bool, dict[str, Any], int]) -> None:
+def fill_module(module: Any, parts: tuple[Any, bool, dict[str, object], int]) -> None:
     """Set a module's state, then restore its parametrizations and computed attributes."""
     state, is_parametrized, computed, last = parts
     _set_state(module, state)
@@ -142,7 +144,7 @@ def _optimizer(optimizer: Any) -> Any:
     return *reduced[:2], (reduced[2], hooks), None, None, fill_optimizer
 
 
-def fill_optimizer(optimizer: Any, parts: tuple[Any, dict[str, Mapping[int, Any]]]) -> None:
+def fill_optimizer(optimizer: Any, parts: tuple[Any, HooksByAttribute]) -> None:
     """Set an optimizer's state and its hooks."""
     state, hooks = parts
     _set_state(optimizer, state)
@@ -150,7 +152,7 @@ def fill_optimizer(optimizer: Any, parts: tuple[Any, dict[str, Mapping[int, Any]
     reserve_ids((_last(hooks),))
 
 
-def _last(hooks: Mapping[str, Mapping[int, Any]]) -> int:
+def _last(hooks: HooksByAttribute) -> int:
     """Return the highest hook id, or -1."""
     return max((max(ids) for ids in hooks.values()), default=-1)
 

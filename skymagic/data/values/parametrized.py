@@ -10,7 +10,7 @@ before each forward pass.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skymagic.data.values.kinds import is_a
@@ -29,7 +29,7 @@ def own_class(kind: type) -> type:
     return kind
 
 
-def computed_by_hooks(module: Any) -> dict[str, Any]:
+def computed_by_hooks(module: Any) -> dict[str, object]:
     """Find attributes that a hook recomputes before each forward pass.
 
     Returns:
@@ -54,7 +54,7 @@ def _attribute_of(hook: Any) -> str:
     return str(hook._tensor_name) if is_a(kind, "torch.nn.utils.prune", "BasePruningMethod") else ""
 
 
-def without_computed(state: dict[str, Any], module: Any, computed: Mapping[str, Any]) -> None:
+def without_computed(state: dict[str, object], module: Any, computed: Iterable[str]) -> None:
     """Remove computed attributes from a module's state.
 
     This includes the list of weights that a recurrent layer keeps.
@@ -70,9 +70,10 @@ def without_computed(state: dict[str, Any], module: Any, computed: Mapping[str, 
         ]
 
 
-def compute_again(module: Any, computed: Mapping[str, Any]) -> None:
+def compute_again(module: Any, computed: Mapping[str, object]) -> None:
     """Recompute the attributes that hooks set."""
     torch = sys.modules["torch"]
+    hook: Any
     for name, hook in computed.items():
         # The result must be part of a computation even if the caller disabled gradients.
         with torch.enable_grad():

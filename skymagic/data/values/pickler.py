@@ -15,6 +15,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
+from skymagic.data.namespace import Namespace
 from skymagic.data.values import (
     arrays,
     enums,
@@ -40,7 +41,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     before: object = None
     parts: Shards = REFUSED
 
-    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
+    def __init__(self, namespace: Namespace, folder: str | None, tracker: Tracker) -> None:
         # Nothing here may refer back to the pickler: it holds the value, which must be freed as
         # soon as the cell is done.
         self._out = StreamPieces()
@@ -444,14 +445,15 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         inner = function.__wrapped__
         if getattr(inner, "__globals__", None) is not self.namespace and module is not None:
             return NotImplemented
-        return rebuild.cached, (inner, function.cache_parameters())
+        parameters = function.cache_parameters()
+        return rebuild.cached, (inner, parameters["maxsize"], parameters["typed"])
 
 
 class _LinkedPickler(ValuePickler):
     """Pickler that refers to objects which the other side already has."""
 
     def __init__(
-        self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: PickleLinks
+        self, namespace: Namespace, folder: str | None, tracker: Tracker, links: PickleLinks
     ) -> None:
         super().__init__(namespace, folder, tracker)
         self.links = links
@@ -461,7 +463,7 @@ class _LinkedPickler(ValuePickler):
 
 
 def pickler_for(
-    namespace: dict[str, Any],
+    namespace: Namespace,
     folder: str | None,
     links: PickleLinks | None,
     shared: Layout | None,
@@ -512,11 +514,12 @@ _INERT = {
 """Types that run no code when they are rebuilt."""
 
 
-def _module_of(namespace: dict[str, Any]) -> str | None:
+def _module_of(namespace: Namespace) -> str | None:
     """Return the name of the importable module that owns these globals, or None."""
     name = namespace.get("__name__")
-    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
-    return name if module is not None and getattr(module, "__dict__", None) is namespace else None
+    if not isinstance(name, str) or name == "__main__":
+        return None
+    return name if getattr(sys.modules.get(name), "__dict__", None) is namespace else None
 
 
 def _slots(cls: type) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.namespace import Namespace
 from skymagic.data.store.base import Buffer, Content
 from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import arrays, rebuild, tensors
@@ -90,7 +91,7 @@ def collection_paused() -> Iterator[None]:
 
 def dumps(
     value: object,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     *,
     folder: str | None = None,
     between_ranks: bool = False,
@@ -114,7 +115,7 @@ def dumps(
             `TypeError`.
     """
     if value is namespace:
-        value = _Namespace()
+        value = _NamespacePlaceholder()
     plain = plainly(value) if links is None else None
     if plain is not None:
         return plain
@@ -146,7 +147,7 @@ def together(pickles: Sequence[Pickled]) -> list[list[int]]:
 def loads(
     header: Sequence[Buffer],
     buffers: Iterable[Content],
-    namespace: dict[str, Any],
+    namespace: Namespace,
     *,
     links: Sequence[object] = (),
     memo: dict[int, object] | None = None,
@@ -214,7 +215,7 @@ class _Linking(pickle.Unpickler):
         return self._links[number]
 
 
-def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
+def reducer(namespace: Namespace) -> Callable[[Any], Any]:
     """Return a function that reduces one object as `dumps` does, in the manner of `__reduce_ex__`.
 
     Use it for one value only.
@@ -243,7 +244,7 @@ def _class_hash(cls: type, state: object) -> str | None:
         return None
 
 
-class _Namespace:
+class _NamespacePlaceholder:
     """Placeholder for the whole namespace of a side."""
 
     def __reduce__(self) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.namespace import Namespace
 from skymagic.data.values import registrations
 from skymagic.data.values.memory import writable
 from skymagic.runtime.on_import import wraps
@@ -26,7 +27,7 @@ from skymagic.runtime.on_import import wraps
 class RebuildContext(threading.local):
     """State of the thread that rebuilds values: the global names that rebuilt functions use."""
 
-    namespace: dict[str, Any] | None = None
+    namespace: Namespace | None = None
     lent: Sequence[tuple[str, Any]] = ()
     """Names that are bound only until the whole value is rebuilt."""
     same_files: bool = False
@@ -42,7 +43,7 @@ class RebuildContext(threading.local):
 here = RebuildContext()
 
 
-def namespace() -> dict[str, Any]:
+def namespace() -> Namespace:
     """Return the global names of this side."""
     if here.namespace is None:
         raise RuntimeError(
@@ -115,7 +116,7 @@ def new_module(kind: type[types.ModuleType], name: str) -> types.ModuleType:
     return created
 
 
-def fill_module(module: types.ModuleType, state: dict[str, Any]) -> None:
+def fill_module(module: types.ModuleType, state: dict[str, object]) -> None:
     """Set a module's attributes, in a second step because a module may hold itself."""
     types.ModuleType.__getattribute__(module, "__dict__").update(state)
 
@@ -132,7 +133,7 @@ TRITON = {**dict(zip(_SAME, _SAME, strict=True)), "repr": "_repr"}
 """Maps options of `triton.jit` to attributes of the kernel object."""
 
 
-def triton_kernel(function: types.FunctionType, options: dict[str, Any]) -> Any:
+def triton_kernel(function: types.FunctionType, options: dict[str, object]) -> Any:
     """Decorate a kernel again: triton reads the function's source from its cell."""
     return module("triton").jit(function, **options)
 
@@ -186,9 +187,9 @@ def function(
     return types.FunctionType(code, space, name, None, closure)
 
 
-def function_state(function: types.FunctionType) -> dict[str, Any]:
+def function_state(function: types.FunctionType) -> dict[str, object]:
     """Return a function's attributes, without its code, closure and globals."""
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "__qualname__": function.__qualname__,
         "__defaults__": function.__defaults__,
         "__kwdefaults__": function.__kwdefaults__,
@@ -202,7 +203,7 @@ def function_state(function: types.FunctionType) -> dict[str, Any]:
     return {name: value for name, value in state.items() if value}
 
 
-def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def imports(names: Iterable[str], space: Namespace) -> dict[str, tuple[str, str]]:
     """Find which of `names` were bound by an import.
 
     Returns:
@@ -224,7 +225,7 @@ def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str,
     return sources
 
 
-def _import(space: dict[str, Any], imports: dict[str, tuple[str, str]]) -> None:
+def _import(space: Namespace, imports: dict[str, tuple[str, str]]) -> None:
     """Import names that this side does not have.
 
     A package that is missing here raises only when the function is called.
@@ -235,10 +236,12 @@ def _import(space: dict[str, Any], imports: dict[str, tuple[str, str]]) -> None:
                 space[name] = attribute(where, what) if what else module(where)
 
 
-def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
+def fill_function(function: types.FunctionType, state: dict[str, object]) -> None:
     """Set a function's state, in a second step because a function may hold itself."""
-    _import(function.__globals__, state.pop("__imports__", {}))
-    vars(function).update(state.pop("__dict__", {}))
+    sources: Any = state.pop("__imports__", {})
+    attributes: Any = state.pop("__dict__", {})
+    _import(function.__globals__, sources)
+    vars(function).update(attributes)
     for name, value in state.items():
         setattr(function, name, value)
 
@@ -248,9 +251,9 @@ def fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
     cell.cell_contents = contents[0]
 
 
-def cached(function: Any, parameters: dict[str, Any]) -> Any:
+def cached(function: Any, maxsize: int | None, typed: bool) -> Any:
     """Wrap a function in an empty `lru_cache`."""
-    return functools.lru_cache(**parameters)(function)
+    return functools.lru_cache(maxsize=maxsize, typed=typed)(function)
 
 
 def cached_property(function: Any, name: str) -> Any:
@@ -281,7 +284,7 @@ def known_class(tracker: str) -> type | None:
 
 
 def new_class(
-    tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]
+    tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, object]
 ) -> type:
     """Create a class without its members, or return the known one unchanged.
 

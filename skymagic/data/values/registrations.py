@@ -72,7 +72,7 @@ def _jax_nodes(cls: type) -> Iterator[Registration]:
     yield "register_pytree_node", jax_node, (flatten, unflatten, with_keys)
 
 
-def _closure(function: Any) -> Mapping[str, Any]:
+def _closure(function: Any) -> Mapping[str, object]:
     """Return the variables of a function's closure by name."""
     cells = getattr(function, "__closure__", None)
     if not cells:
@@ -118,7 +118,7 @@ def _torch_nodes(cls: type) -> Iterator[Registration]:
     yield "register_pytree_node", torch_node, (node.flatten_fn, node.unflatten_fn, options)
 
 
-def torch_node(cls: type, flatten: Any, unflatten: Any, options: dict[str, Any]) -> None:
+def torch_node(cls: type, flatten: Any, unflatten: Any, options: dict[str, object]) -> None:
     """Register a class as `torch.utils._pytree.register_pytree_node` does."""
     from torch.utils import _pytree
 

@@ -18,7 +18,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from skymagic.data.values import hooks
 from skymagic.data.values.kinds import is_a
@@ -70,6 +70,15 @@ class Shards:
 
 
 REFUSED = Shards()
+
+
+class ShardLayout(NamedTuple):
+    """Layout of a value's shards, which the ranks of a run exchange as JSON and compare."""
+
+    signature: list[str]
+    """Description that must be equal on all ranks that hold shards."""
+    holders: list[int]
+    """Ranks that hold other shards of the same tensors and modules."""
 
 
 @dataclass
@@ -207,7 +216,9 @@ def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
         Names whose shards match on all ranks that hold them, and the reason by name for the others.
     """
     ranks, rank = info.participants(), info.instance_info().rank
-    published = {name: [search.signature(), search.holders()] for name, search in searches.items()}
+    published = {
+        name: ShardLayout(search.signature(), search.holders()) for name, search in searches.items()
+    }
     key = f"shards/{info.run_number()}"
     rendezvous.put(f"{key}/{rank}", published)
     _posted.append(f"{key}/{rank}")
@@ -218,7 +229,13 @@ def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
         # Without shards this rank need not know which values match. It had to publish its result
         # all the same, because the others may be waiting for it.
         return [], {}
-    shards_by_rank = {other: rendezvous.get(f"{key}/{other}", WAIT) for other in ranks}
+    shards_by_rank = {
+        other: {
+            name: ShardLayout(*layout)
+            for name, layout in rendezvous.get(f"{key}/{other}", WAIT).items()
+        }
+        for other in ranks
+    }
     problems = {
         name: _problem(name, shards_by_rank)
         for name in dict.fromkeys(name for names in shards_by_rank.values() for name in names)
@@ -228,7 +245,7 @@ def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     }
 
 
-def _problem(name: str, outcomes: Mapping[int, Mapping[str, Any]]) -> str:
+def _problem(name: str, outcomes: Mapping[int, Mapping[str, ShardLayout]]) -> str:
     """Return why the shards of a value cannot be gathered, or "" if they can."""
     for rank, (signature, holders) in (
         (rank, shards[name]) for rank, shards in outcomes.items() if name in shards
@@ -244,7 +261,7 @@ def _problem(name: str, outcomes: Mapping[int, Mapping[str, Any]]) -> str:
             (
                 holder
                 for holder in holders
-                if name not in outcomes[holder] or outcomes[holder][name][0] != signature
+                if name not in outcomes[holder] or outcomes[holder][name].signature != signature
             ),
             None,
         )

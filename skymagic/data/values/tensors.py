@@ -68,7 +68,7 @@ def _set_grad(tensor: Any, grad: Any) -> None:
     tensor.grad = grad
 
 
-def _set_grad_and_hooks(tensor: Any, parts: tuple[Any, dict[str, Any]]) -> None:
+def _set_grad_and_hooks(tensor: Any, parts: tuple[Any, hooks.HooksByAttribute]) -> None:
     tensor.grad, registered = parts
     hooks.set_tensor_hooks(tensor, registered)
 
