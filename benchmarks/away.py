@@ -112,10 +112,10 @@ def printed(desk: Desk) -> float:
 
 def family(desk: Desk) -> list[psutil.Process]:
     """The processes of the desk's pool."""
-    (key,) = desk.records.glob("*.key")
+    (record,) = desk.records.glob("*.json")
     found = {
         one.pid: one
-        for daemon in daemons(key.stem)
+        for daemon in daemons(record.stem)
         for one in [daemon, *daemon.children(recursive=True)]
     }
     return list(found.values())

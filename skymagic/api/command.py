@@ -216,7 +216,7 @@ def _pools(line: argparse.Namespace) -> int:
 
     listed = records.every()
     if line.json:
-        pools = [vars(record) | {"left": records.left(record)} for record in listed]
+        pools = [record.plain() | {"left": records.left(record)} for record in listed]
         print_sanitized(json.dumps({"pools": pools}))
     else:
         lines = "\n".join(map(keys.pool_words, listed))

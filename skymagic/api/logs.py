@@ -74,14 +74,15 @@ class LogReader:
     """Read-only access to the logs of a pool that a notebook has, over separate connections.
 
     Args:
-        key: addresses and credentials of the pool's nodes.
+        record: record of the pool.
+        key: addresses and credentials of its nodes.
         nodes: its machines. Their owner is not closed, because that would terminate rented ones.
 
     Raises:
         PoolError: a node cannot be reached.
     """
 
-    def __init__(self, key: PoolKey, nodes: Sequence[Node]) -> None:
+    def __init__(self, record: PoolRecord, key: PoolKey, nodes: Sequence[Node]) -> None:
         self.world_size = key.plan.topology.world_size
         self._transports: list[Transport] = []
         readable = [
@@ -90,14 +91,16 @@ class LogReader:
         ]
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
         self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore)
-        status = SharedStatus(key.name, key.plan, Defaults(), key.job_id)
+        status = SharedStatus(record.name, key.plan, Defaults(), record.job_id)
         try:
             self.agents.read(resources.rank_specs(status, readable, key.port), READ_TIMEOUT)
         except BaseException as problem:
             self.close()
             if isinstance(problem, ProvisionError):
                 raise PoolError(
-                    f"pool {key.name!r} cannot be read: {problem}", code="attach", names=[key.name]
+                    f"pool {record.name!r} cannot be read: {problem}",
+                    code="attach",
+                    names=[record.name],
                 ) from problem
             raise
 
@@ -118,9 +121,10 @@ def open_reader(name: str) -> LogReader:
 
     The caller closes the reader. Raises PoolError.
     """
-    key = keys.attachable(records.named(name).job_id)
+    record = records.named(name)
+    key = keys.attachable(record.job_id)
     _, nodes = launch.attaching_provider(key).attach(key.plan, key.accesses)
-    return LogReader(key, nodes)
+    return LogReader(record, key, nodes)
 
 
 Readable = Pool | LogReader

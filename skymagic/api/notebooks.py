@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +148,12 @@ def _start(
 
 def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
     """Return the files that let the job's kernel attach to the pool from its head."""
-    files = {
-        ".json": json.dumps(asdict(replace(record, process=""))).encode(),
-        ".key": keys.packed(key),
-    }
+    files = {".json": records.packed(replace(record, process="", key=key.saved()))}
     with contextlib.suppress(OSError):
-        files[".shown"] = (records.folder() / f"{key.job_id}.shown").read_bytes()
+        files[".shown"] = (records.folder() / f"{record.job_id}.shown").read_bytes()
     return {
-        f"{key.job_id}{kind}": base64.b64encode(content).decode() for kind, content in files.items()
+        f"{record.job_id}{kind}": base64.b64encode(content).decode()
+        for kind, content in files.items()
     }
 
 

@@ -382,14 +382,14 @@ def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
 
 @contextmanager
 def brought(name: str | None, login: str | None) -> Iterator[str]:
-    """Yield the name of a pool to attach to, with its record and key available on this machine.
+    """Yield the name of a pool to attach to, with its record available on this machine.
 
-    Missing files are copied from the login node's home, and deleted there once the pool is
+    A missing record is copied from the login node's home, and deleted there once the pool is
     attached.
 
     Raises:
         RequestError: the request is ambiguous.
-        ProvisionError: the login node does not answer, or has no files of the pool.
+        ProvisionError: the login node does not answer, or has no record of the pool.
         PoolError: the pool was made by another version of skymagic.
     """
     from skymagic.providers.slurm import Slurm
@@ -403,11 +403,10 @@ def brought(name: str | None, login: str | None) -> Iterator[str]:
         yield job_id
         return
     try:
-        record, text, state = cluster.carried(job_id)
-        records.bring(record, text, state)
+        record = records.bring(*cluster.carried(job_id))
         key = keys.read(job_id)
-        request = replace(key.plan.request, login=login)
-        keys.write(replace(key, plan=replace(key.plan, request=request)))
+        plan = replace(key.plan, request=replace(key.plan.request, login=login))
+        records.write(replace(record, key=replace(key, plan=plan).saved()))
         yield job_id
     except BaseException:
         records.remove(job_id)

@@ -1,35 +1,31 @@
-"""Key files, which let another notebook of this user attach to a pool whose notebook was killed.
+"""Keys, which let another notebook of this user attach to a pool whose notebook was killed.
 
-A pool's key file is stored next to its record for as long as the pool lives. It holds the secrets
-of the pool's daemons and everything else that the notebook knew (its plan, where its nodes are);
-only the user can read it. A second file records how far the notebook has shown the current run. A
-notebook job, which executes on the pool's head, also has a key file until its executed notebook is
-collected; that file outlives the pool.
+A key holds the secrets of the pool's daemons and everything else that the notebook knew: its plan,
+where its nodes are. It is stored in the pool's record for as long as the pool lives. A second file
+records how far the notebook has shown the current run: it is written for each message, and also by
+a notebook that does not know yet that another one has taken the pool.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import pickle
 import platform
-import stat
 import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import skymagic
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
 from skymagic.pool import records
-from skymagic.wire import atomic
+from skymagic.pool.records import SavedKey
 
-T = TypeVar("T")
-MAGIC = "skymagic key"
 LINE_BYTES = 64
 """Bytes per rank's line in the display record: rank, run, settled, begun (see `DisplayRecord`)."""
 DELIVERED = -1
@@ -38,7 +34,7 @@ DELIVERED = -1
 
 @dataclass(frozen=True)
 class PoolKey:
-    """Everything another notebook needs to attach to a pool.
+    """Everything another notebook needs to attach to a pool, besides its record.
 
     Attributes:
         accesses: for each machine, how to reach its agent (`cluster.Node.access`).
@@ -46,52 +42,15 @@ class PoolKey:
         port: a free port on the head for process groups.
     """
 
-    name: str
-    job_id: str
     plan: Plan
     accesses: tuple[Any, ...]
     addresses: tuple[tuple[str, str], ...]
     port: int
 
-
-@dataclass(frozen=True)
-class Heading:
-    """First line of a key file, readable by every version of skymagic and of Python.
-
-    Attributes:
-        version: version of skymagic.
-        python: version of Python; "" if an earlier version of skymagic did not write it.
-        interpreter: path of the Python interpreter.
-    """
-
-    version: str
-    python: str = ""
-    interpreter: str = ""
-
-    @classmethod
-    def own(cls) -> Heading:
-        """Create the heading for a file that this process writes."""
-        return cls(skymagic.__version__, platform.python_version(), sys.executable)
-
-    @classmethod
-    def parse(cls, line: bytes) -> Heading:
-        """Parse the first line of a file."""
-        return cls(*line.decode(errors="replace").strip().removeprefix(MAGIC).strip().split(" ", 2))
-
-    def line(self) -> bytes:
-        """Return the heading as a line of the file."""
-        return (
-            f"{MAGIC} {self.version} {self.python} {self.interpreter}".encode(errors="replace")
-            + b"\n"
-        )
-
-    @property
-    def minor(self) -> list[str]:
-        """Major and minor version, such as 3 and 11 of 3.11.2.
-
-        Another minor version cannot unpickle our code and classes.
-        """
-        return self.python.split(".")[:2]
+    def saved(self) -> SavedKey:
+        """Return the key as a record stores it."""
+        pickled = base64.b64encode(pickle.dumps(self)).decode()
+        return SavedKey(skymagic.__version__, platform.python_version(), sys.executable, pickled)
 
 
 def pool_words(record: records.PoolRecord) -> str:
@@ -101,32 +60,6 @@ def pool_words(record: records.PoolRecord) -> str:
     return records.words(record) + still
 
 
-def path(job_id: str) -> Path:
-    """Return the path of a pool's key."""
-    return records.folder() / f"{job_id}.key"
-
-
-def write(key: PoolKey) -> None:
-    """Write a pool's key.
-
-    If the home folder is not writable, no key is written and no notebook can attach.
-    """
-    keep(path(key.job_id), key)
-
-
-def keep(target: Path, secret: object) -> None:
-    """Write an object that may hold secrets to a file that only the user can read.
-
-    The write is atomic. If the home folder is not writable, nothing is written.
-    """
-    atomic.keep(target, packed(secret))
-
-
-def packed(secret: object) -> bytes:
-    """Return the content of a key file."""
-    return Heading.own().line() + pickle.dumps(secret)
-
-
 def read(job_id: str) -> PoolKey:
     """Read the key of a pool.
 
@@ -134,7 +67,7 @@ def read(job_id: str) -> PoolKey:
         PoolError: the key is missing, other users could have written it, or another version of
             skymagic wrote it; the message names the next step.
     """
-    return kept(path(job_id), job_id, PoolKey)
+    return _unpacked(_saved(job_id), job_id)
 
 
 def attachable(job_id: str) -> PoolKey:
@@ -145,62 +78,60 @@ def attachable(job_id: str) -> PoolKey:
     Raises:
         PoolError: as for `read`, or the ranks run another Python, which the message names.
     """
-    with contextlib.suppress(OSError), open(path(job_id), "rb") as file:
-        heading, own = Heading.parse(file.readline()), Heading.own()
-        if heading.version == own.version and heading.python and heading.minor != own.minor:
-            raise PoolError(
-                f"the ranks of {job_id} run Python {heading.python}, and this is Python "
-                f"{own.python}: attach with Python "
-                f"{'.'.join(heading.minor)}, as {heading.interpreter or 'its notebook'} is; "
-                f"{_otherwise(job_id)}",
-                code="other-python",
-                names=[job_id],
-            )
-    return read(job_id)
-
-
-def kept(source: Path, job_id: str, kind: type[T]) -> T:
-    """Read an object that `keep` has written. Raises as `read` does."""
-    try:
-        with open(source, "rb") as file:
-            stat_result = os.fstat(file.fileno())
-            if stat_result.st_uid != os.getuid() or stat.S_IMODE(stat_result.st_mode) & 0o077:
-                raise PoolError(
-                    f"{source} is open to other users and is not used: chmod 600 it if nobody has "
-                    "changed it",
-                    code="key-exposed",
-                )
-            heading, text = file.readline(), file.read()
-    except OSError as problem:
+    saved = _saved(job_id)
+    own = platform.python_version()
+    if saved.version == skymagic.__version__ and saved.minor != own.split(".")[:2]:
         raise PoolError(
-            f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}",
+            f"the ranks of {job_id} run Python {saved.python}, and this is Python {own}: attach "
+            f"with Python {'.'.join(saved.minor)}, as {saved.interpreter} is; {_otherwise(job_id)}",
+            code="other-python",
+            names=[job_id],
+        )
+    return _unpacked(saved, job_id)
+
+
+def _saved(job_id: str) -> SavedKey:
+    try:
+        saved = records.private(job_id).key
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        reason = getattr(problem, "strerror", None) or "its record is damaged"
+        raise PoolError(
+            f"the key of {job_id} is not here ({reason}): {_otherwise(job_id)}",
+            code="key-exposed",
+        ) from None
+    if saved is None:
+        raise PoolError(
+            f"the key of {job_id} is not here: the pool never became ready, or an earlier version "
+            f"of skymagic wrote its record; {_otherwise(job_id)}",
             code="key-missing",
             names=[job_id],
-        ) from None
-    version = Heading.parse(heading).version
-    if version != skymagic.__version__:
+        )
+    return saved
+
+
+def _unpacked(saved: SavedKey, job_id: str) -> PoolKey:
+    if saved.version != skymagic.__version__:
         raise PoolError(
-            f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: "
-            "attach with that version; "
-            f"{_otherwise(job_id)}",
+            f"{job_id} was made by skymagic {saved.version or '?'}, and this is "
+            f"{skymagic.__version__}: attach with that version; {_otherwise(job_id)}",
             code="other-version",
             names=[job_id],
         )
     try:
-        secret = pickle.loads(text)
+        key = pickle.loads(base64.b64decode(saved.pickle, validate=True))
     except Exception as problem:
         raise PoolError(
             f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}",
             code="key-damaged",
             names=[job_id],
         ) from None
-    if not isinstance(secret, kind):
+    if not isinstance(key, PoolKey):
         raise PoolError(
             f"the key of {job_id} is damaged: {_otherwise(job_id)}",
             code="key-damaged",
             names=[job_id],
         )
-    return secret
+    return key
 
 
 def _otherwise(job_id: str) -> str:
@@ -221,7 +152,7 @@ class DisplayRecord:
     """
 
     def __init__(self, job_id: str | None) -> None:
-        self._path = None if job_id is None else path(job_id).with_suffix(".shown")
+        self._path = None if job_id is None else records.folder() / f"{job_id}.shown"
         self._file: int | None = None
         self._marks: dict[int, tuple[int, int, int]] = {}  # rank → (run, settled, begun)
         self._lock = threading.Lock()

@@ -29,8 +29,6 @@ from skymagic.pool.start import (
     Attach,
     Declare,
     Make,
-    OwnPool,
-    RecordedPool,
     Refuse,
     Resize,
     Reuse,
@@ -143,18 +141,14 @@ def check_folder() -> None:
         ) from None
 
 
-def own_pools() -> list[OwnPool]:
+def own_pools() -> list[Pool]:
     """List this notebook's pools that have not ended, the most recently used last."""
     # Another thread may be ending a pool: such a pool serves no request, and does not block a new
     # pool of its name.
-    return [
-        OwnPool(pool.name, pool.job_id, pool.plan, pool.state is State.DECLARED)
-        for pool in registry.pools()
-        if pool.state not in (State.STOPPING, State.STOPPED)
-    ]
+    return [pool for pool in registry.pools() if pool.state not in (State.STOPPING, State.STOPPED)]
 
 
-def recorded_pools() -> Iterator[RecordedPool]:
+def recorded_pools() -> Iterator[PoolRecord]:
     """Iterate over other notebooks' pools that this one could attach to, the newest first."""
     pools = [*registry.pools(), *registry.ended_pools()]
     own = {pool.job_id for pool in pools if not pool.taken_over}
@@ -163,12 +157,7 @@ def recorded_pools() -> Iterator[RecordedPool]:
             continue
         if record.provider not in RENTED and record.process == identity():
             continue  # this notebook ended it but could not reach all of its nodes
-        plan, problem = None, ""
-        try:
-            plan = keys.read(record.job_id).plan
-        except PoolError as error:
-            problem = str(error)
-        yield RecordedPool(record, records.left(record), plan, problem)
+        yield record
 
 
 def still_runs(record: PoolRecord) -> bool:
@@ -519,9 +508,11 @@ def _attached(
         attach_nodes = provider.attach
     try:
         survey, nodes = attach_nodes(key.plan, key.accesses)
-        pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
+        pool = Pool(
+            record.name, provider, survey, namespace, defaults, registry.drop, record.job_id
+        )
         # before the other notebook loses its links, because it reports who has taken the pool
-        records.write(records.taken(record))
+        records.hand_over(record)
         try:
             unfinished = pool.attach(nodes, key)
         except BaseException:
@@ -531,7 +522,9 @@ def _attached(
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(
-            f"pool {key.name!r} cannot be attached: {problem}", code="attach", names=[key.name]
+            f"pool {record.name!r} cannot be attached: {problem}",
+            code="attach",
+            names=[record.name],
         ) from problem
     registry.adopt(pool)
     return pool, unfinished

@@ -20,7 +20,7 @@ from skymagic.display.panel import RankUse
 from skymagic.errors import PoolError
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection
-from skymagic.pool import keys, messages, records
+from skymagic.pool import messages, records
 from skymagic.pool.dispatch import Dispatch, Scheduler
 from skymagic.pool.failures import AgentEvents, Replacement
 from skymagic.pool.keys import PoolKey
@@ -83,18 +83,16 @@ def pool_key(pool: Pool) -> PoolKey | None:
         return None
     addresses = tuple((node.address, node.hostname) for node in nodes)
     accesses = tuple(node.access for node in nodes)
-    return PoolKey(
-        pool.name, pool.job_id, pool.plan, accesses, addresses, pool.agents.started[0].port
-    )
+    return PoolKey(pool.plan, accesses, addresses, pool.agents.started[0].port)
 
 
 def keep_key(pool: Pool) -> None:
-    """Write the key of a pool that outlives this notebook.
+    """Store the key of a pool that outlives this notebook in its record.
 
     Other notebooks of this user can then attach.
     """
     if (key := pool_key(pool)) is not None:
-        keys.write(key)
+        records.save_key(pool.job_id, key.saved())
 
 
 class Pool(SharedStatus):

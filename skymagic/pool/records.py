@@ -1,7 +1,8 @@
 """Records of the pools that this user has started from here, and logs of ended pools.
 
-A record is a file that exists until the pool is known to have ended. A log holds the last lines of
-rank 0.
+A record is a JSON file that exists until the pool is known to have ended. It also holds the key
+with which another notebook attaches (`pool.keys`), so only the user can read it. A log holds the
+last lines of rank 0.
 
 Records are hints, not state: the machines know what is running. Losing a record costs nothing but
 the hint.
@@ -14,10 +15,12 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from skymagic.errors import PoolError
 from skymagic.wire import atomic
@@ -27,6 +30,31 @@ from skymagic.wire.record import answers, identity
 KEPT_LOGS = 20  # maximum number of files, each at most a megabyte (`wire.agent.HEAD_CHARACTERS`)
 RENTED = ("aws",)
 """Providers whose machines cost money even while idle."""
+
+
+@dataclass(frozen=True)
+class SavedKey:
+    """Key of a pool as its record stores it.
+
+    Attributes:
+        version: version of skymagic that wrote it; no other version can read `pickle`.
+        python: version of Python that wrote it.
+        interpreter: path of its Python interpreter.
+        pickle: the pickled `pool.keys.PoolKey`, in base64.
+    """
+
+    version: str
+    python: str
+    interpreter: str
+    pickle: str = field(repr=False)
+
+    @property
+    def minor(self) -> list[str]:
+        """Major and minor version of Python, such as 3 and 11 of 3.11.2.
+
+        Another minor version cannot unpickle our code and classes.
+        """
+        return self.python.split(".")[:2]
 
 
 @dataclass(frozen=True)
@@ -45,6 +73,7 @@ class PoolRecord:
             notebook in this folder.
         notebook: name of the notebook that was last executed on the pool (`api.notebooks`); "" once
             another notebook has the pool.
+        key: everything that another notebook needs to attach; None until the pool is ready.
     """
 
     name: str
@@ -58,6 +87,11 @@ class PoolRecord:
     held: float = field(default_factory=time.time)
     notebook: str = ""
     outlives: bool = True
+    key: SavedKey | None = field(default=None, repr=False)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the record without its key, for programs."""
+        return {name: value for name, value in vars(self).items() if name != "key"}
 
 
 def folder() -> Path:
@@ -67,7 +101,28 @@ def folder() -> Path:
 
 def write(record: PoolRecord) -> None:
     """Write a record; if the home folder is not writable, nothing is recorded."""
-    atomic.keep(_path(record.job_id), json.dumps(asdict(record)).encode())
+    atomic.keep(_path(record.job_id), packed(record))
+
+
+def packed(record: PoolRecord) -> bytes:
+    """Return the content of a record's file."""
+    return json.dumps(asdict(record)).encode()
+
+
+def save_key(job_id: str, key: SavedKey) -> None:
+    """Store the key of a pool in its record, if this process still has the pool."""
+    # another notebook may take the pool over between the read and the write
+    with locked("records"):
+        for record in every():
+            if record.job_id == job_id and record.process == identity():
+                write(replace(record, key=key))
+
+
+def hand_over(record: PoolRecord) -> None:
+    """Make this process the owner in a pool's record, keeping the key that was saved last."""
+    with locked("records"):
+        newest = next((other for other in every() if other.job_id == record.job_id), record)
+        write(_taken(newest))
 
 
 @contextlib.contextmanager
@@ -170,8 +225,7 @@ def claim(record: PoolRecord) -> None:
         write(record)
 
 
-def taken(record: PoolRecord) -> PoolRecord:
-    """Return a pool's record with this process as its owner."""
+def _taken(record: PoolRecord) -> PoolRecord:
     return replace(
         record,
         machine=socket.gethostname(),
@@ -182,21 +236,23 @@ def taken(record: PoolRecord) -> PoolRecord:
     )
 
 
-def bring(text: bytes, key: bytes, state: bytes) -> None:
-    """Import the record and the key of a pool that a notebook on another machine has started.
+def bring(text: bytes, state: bytes) -> PoolRecord:
+    """Import the record of a pool that a notebook on another machine has started.
 
     Args:
         state: state of that notebook, "alive" or "gone".
     """
     record = _read(text.decode())
-    write(replace(record, machine=socket.gethostname(), process="") if state == b"gone" else record)
-    atomic.keep(folder() / f"{record.job_id}.key", key)
+    if state == b"gone":
+        record = replace(record, machine=socket.gethostname(), process="")
+    write(record)
+    return record
 
 
 def remove(job_id: str) -> None:
     """Remove all files of a pool that has ended; safe to call twice."""
     with contextlib.suppress(OSError):
-        for path in folder().glob(f"{job_id}.*"):  # includes its key and its display record
+        for path in folder().glob(f"{job_id}.*"):  # includes its display record
             path.unlink(missing_ok=True)
 
 
@@ -348,13 +404,35 @@ def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
             remove(record.job_id)
 
 
+def private(job_id: str) -> PoolRecord:
+    """Read the record of a pool, whose key is about to be used.
+
+    Raises:
+        OSError: there is no such record.
+        PoolError: other users could have read or written it.
+    """
+    path = _path(job_id)
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PoolError(
+                f"{path} is open to other users and is not used: chmod 600 it if nobody has "
+                "changed it"
+            )
+        return _read(file.read().decode())
+
+
 def _read(text: str) -> PoolRecord:
     """Parse a record, and ignore fields that another version has added."""
     values = json.loads(text)
     arguments = {
         name: values[name] for name in (item.name for item in fields(PoolRecord)) if name in values
     }
-    return PoolRecord(**{**arguments, "hosts": tuple(map(str, values["hosts"]))})
+    key = arguments.pop("key", None)
+    return PoolRecord(
+        **{**arguments, "hosts": tuple(map(str, values["hosts"]))},
+        key=SavedKey(**{item.name: key[item.name] for item in fields(SavedKey)}) if key else None,
+    )
 
 
 def _path(job_id: str) -> Path:

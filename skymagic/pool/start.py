@@ -1,4 +1,4 @@
-"""Start plans: decide what a request for a pool becomes; pure.
+"""Start plans: decide what a request for a pool becomes, and change nothing.
 
 A start plan is a value that can be printed and compared, and that `pool.launch` carries out::
 
@@ -21,48 +21,19 @@ from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
-from skymagic.pool import records
+from skymagic.pool import keys, records
 from skymagic.pool.records import RENTED, PoolRecord
+from skymagic.pool.status import SharedStatus, State
 
 DEFAULT_NAME = "main"
 OTHER_NAME = "or give the new one another name (%sky_pool NAME …)"
 
 
 @dataclass(frozen=True)
-class OwnPool:
-    """A pool of this notebook that has not ended.
-
-    Attributes:
-        declared: nothing of it is made yet (``--lazy``).
-    """
-
-    name: str
-    job_id: str
-    plan: Plan
-    declared: bool = False
-
-
-@dataclass(frozen=True)
-class RecordedPool:
-    """A rented pool of another notebook of this user.
-
-    Attributes:
-        left: True if its notebook is gone.
-        plan: the plan that it was made from, or None if unknown.
-        problem: the reason why the plan is unknown.
-    """
-
-    record: PoolRecord
-    leftovers: bool
-    plan: Plan | None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
 class Reuse:
     """A running pool of this notebook fits."""
 
-    pool: OwnPool
+    pool: SharedStatus
 
 
 @dataclass(frozen=True)
@@ -72,7 +43,7 @@ class Resize:
     `request` is the pool's own request with the new number.
     """
 
-    pool: OwnPool
+    pool: SharedStatus
     request: PoolRequest
 
 
@@ -125,10 +96,11 @@ StartPlan = Reuse | Resize | Attach | Declare | Make | Refuse
 
 def start_plan(
     request: PoolRequest,
-    own: Sequence[OwnPool],
-    recorded: Iterable[RecordedPool] = (),
+    own: Sequence[SharedStatus],
+    recorded: Iterable[PoolRecord] = (),
     *,
     allocate: Callable[[PoolRequest], PoolRequest] = lambda request: request,
+    plan_of: Callable[[PoolRecord], Plan] = lambda record: keys.read(record.job_id).plan,
     runs: Callable[[PoolRecord], bool] = lambda record: True,
     resize: bool = False,
     start: bool = False,
@@ -136,10 +108,11 @@ def start_plan(
     """Decide what a request becomes.
 
     Args:
-        own: the pools of this notebook, the most recently used last.
+        own: the pools of this notebook that have not ended, the most recently used last.
         recorded: pools of other notebooks, the newest first; read only if no own pool fits.
         place: chooses the provider of a request; called only if no own pool is reused, because it
             inspects this machine.
+        plan_of: returns the plan that a recorded pool was made from, or raises PoolError.
         runs: returns True if a pool that its notebook has left still runs; called only if its name
             collides, because it may query hosts.
         resize: give a running pool that differs only in its number of nodes the requested number.
@@ -147,7 +120,9 @@ def start_plan(
     """
     running = running_pool(request, own)
     if request.name is None and running is None:
-        declared = [pool for pool in own if pool.declared and not fits(request, pool.plan)]
+        declared = [
+            pool for pool in own if pool.state is State.DECLARED and not fits(request, pool.plan)
+        ]
         if declared:
             declared_request = replace(declared[-1].plan.request, name=declared[-1].name)
             return start_plan(
@@ -156,7 +131,7 @@ def start_plan(
     name = request.name or DEFAULT_NAME
     if running is None:
         request = allocate(request)
-        return _from_elsewhere(request, name, recorded, runs) or _new(request, name, start)
+        return _from_elsewhere(request, name, recorded, plan_of, runs) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
         return Reuse(running)
@@ -200,9 +175,9 @@ def step_text(step: StartPlan, plan: Plan) -> str:
     return f"{heading}\n{plan.text()}"
 
 
-def running_pool(request: PoolRequest, own: Sequence[OwnPool]) -> OwnPool | None:
+def running_pool(request: PoolRequest, own: Sequence[SharedStatus]) -> SharedStatus | None:
     """Return the running pool that fits a request, else the one of its name, which may not fit."""
-    running = [pool for pool in own if not pool.declared]
+    running = [pool for pool in own if pool.state is not State.DECLARED]
     same_name = next(
         (pool for pool in running if pool.name == (request.name or DEFAULT_NAME)), None
     )
@@ -237,7 +212,7 @@ def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
     )
 
 
-def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
+def _resized(request: PoolRequest, pool: SharedStatus) -> PoolRequest:
     """Return a pool's request with the nodes of another request."""
     own_request = pool.plan.request
     return replace(
@@ -253,7 +228,8 @@ def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
 def _from_elsewhere(
     request: PoolRequest,
     name: str,
-    recorded: Iterable[RecordedPool],
+    recorded: Iterable[PoolRecord],
+    plan_of: Callable[[PoolRecord], Plan],
     runs: Callable[[PoolRecord], bool],
 ) -> Attach | Refuse | None:
     """Find another notebook's rented pool that fits a request, or one whose name collides, or None.
@@ -263,18 +239,18 @@ def _from_elsewhere(
     if request.provider not in RENTED:
         return _name_in_the_way(request, name, recorded, runs)
     candidates = [
-        pool
-        for pool in recorded
-        if pool.record.provider in RENTED and (pool.record.name == name or request.name is None)
+        record
+        for record in recorded
+        if record.provider in RENTED and (record.name == name or request.name is None)
     ]
-    steps = (_of_recorded(request, name, pool) for pool in candidates)
+    steps = (_of_recorded(request, name, record, plan_of) for record in candidates)
     return next((step for step in steps if step is not None), None)
 
 
 def _name_in_the_way(
     request: PoolRequest,
     name: str,
-    recorded: Iterable[RecordedPool],
+    recorded: Iterable[PoolRecord],
     runs: Callable[[PoolRecord], bool],
 ) -> Refuse | None:
     """Refuse a second pool under a name that another notebook could attach to.
@@ -283,26 +259,29 @@ def _name_in_the_way(
     """
     if request.here and not request.detached:
         return None
-    for pool in recorded:
-        record = pool.record
+    for record in recorded:
         if record.name != name or record.provider in RENTED:
             continue
-        if not pool.leftovers:
+        if not records.left(record):
             return Refuse(request, (records.taken_words(record),), busy=True)
         if runs(record):
             return Refuse(request, (records.left_words(record),), busy=True)
     return None
 
 
-def _of_recorded(request: PoolRequest, name: str, recorded: RecordedPool) -> Attach | Refuse | None:
+def _of_recorded(
+    request: PoolRequest, name: str, record: PoolRecord, plan_of: Callable[[PoolRecord], Plan]
+) -> Attach | Refuse | None:
     """Decide what a rented pool is to a request: a match, an obstacle, or nothing."""
-    record, has_name = recorded.record, recorded.record.name == name
-    if not recorded.leftovers:
+    has_name = record.name == name
+    if not records.left(record):
         return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
-    if recorded.plan is None:
-        problem = f"{recorded.problem}; %sky_down {name} ends what is left of it"
-        return Refuse(request, (problem,), busy=True) if has_name else None
-    differences = fits(request, recorded.plan)
+    try:
+        plan = plan_of(record)
+    except PoolError as problem:
+        mistake = f"{problem}; %sky_down {name} ends what is leftovers of it"
+        return Refuse(request, (mistake,), busy=True) if has_name else None
+    differences = fits(request, plan)
     if not differences:
         return Attach(record, request)
     if not has_name:

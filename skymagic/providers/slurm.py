@@ -51,7 +51,7 @@ RETRY_SECONDS = 30.0
 HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
 CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
-for name in "$0.json" "$0.key"; do base64 "$name" | tr -d '\n' && [ -s "$name" ] && echo || exit; done
+base64 "$0.json" | tr -d '\n' && [ -s "$0.json" ] && echo || exit
 process=$(sed -n 's/.*"process": "\([0-9]*\) .*/\1/p' "$0.json")
 grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" && ! kill -0 "${process:-0}" 2>/dev/null && state=gone
 printf %s "${state:-alive}" | base64
@@ -288,22 +288,22 @@ class Slurm:
             ChannelKey(job_id, login.run).drop()
 
     def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
-        """Return the files of a pool that a notebook on the login node created.
+        """Return the record of a pool that a notebook on the login node created.
 
         Args:
-            drop: remove the files, because another notebook now owns the pool.
+            drop: remove the pool's files there, because another notebook now owns the pool.
 
         Returns:
-            The pool's record, its key (`pool.keys`), and "alive" or "gone".
+            The pool's record (`pool.records`), and "alive" or "gone".
 
         Raises:
-            ProvisionError: the files do not exist.
+            ProvisionError: the record does not exist.
         """
         with self._programs() as login:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(
-                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.error_message(done)}",
+                f"{self.login}: the record of pool {job_id} is not there: {slurm_jobs.error_message(done)}",
                 code="key-missing",
                 names=[job_id],
             )

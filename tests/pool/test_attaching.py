@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -246,23 +247,25 @@ finally:
         assert "[rank 0: stopped after 1s without its notebook (--max-away 1s)]" in cell.stderr
         second.run("%%sky_broadcast -o fine\n'fine'")
         assert second.value("fine") == ["fine", "fine"]
-        (key,) = desk.records.glob("*.key")
-        assert key.stat().st_mode & 0o777 == 0o600
+        (record,) = desk.records.glob("*.json")
+        assert record.stat().st_mode & 0o777 == 0o600
         killed(second)
-    cannot_be_attached(desk, key)
+    cannot_be_attached(desk, record)
 
 
-def cannot_be_attached(desk: Desk, key: Path) -> None:
+def cannot_be_attached(desk: Desk, record: Path) -> None:
     """A pool whose daemons are gone, and whose key is another version's, damaged, open to others, or not here."""
-    with killed_daemons(key.stem), desk.notebook() as second:
-        text = key.read_bytes()
-        key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))
-        assert "was made by skymagic 0.0." in second.fail("%sky_attach lab").evalue
-        head, _, secret = text.partition(b"\n")
-        assert head.decode().split(" ", 3)[3] == f"{platform.python_version()} {sys.executable}"
-        key.write_bytes(
-            b"%s 3.9.18 /opt/the lab/bin/python\n%s" % (b" ".join(head.split()[:3]), secret)
-        )
+    values = json.loads(record.read_text())
+    key = values["key"]
+    assert (key["python"], key["interpreter"]) == (platform.python_version(), sys.executable)
+
+    def write(**changes: str) -> None:
+        record.write_text(json.dumps({**values, "key": {**key, **changes}}))
+
+    with killed_daemons(record.stem), desk.notebook() as second:
+        write(version="0.0.1")
+        assert "was made by skymagic 0.0.1" in second.fail("%sky_attach lab").evalue
+        write(python="3.9.18", interpreter="/opt/the lab/bin/python")
         refused = second.fail("%sky_attach lab").evalue  # and nobody has looked whether it is there
         assert (
             f"run Python 3.9.18, and this is Python {platform.python_version()}: attach with Python 3.9"
@@ -271,12 +274,12 @@ def cannot_be_attached(desk: Desk, key: Path) -> None:
         assert "as /opt/the lab/bin/python is" in refused
         code, _, said = desk.ran("logs", "lab")
         assert (code, refused in said) == (1, True), "a reader is refused too"
-        key.write_bytes(text[: len(text) // 2])
+        write(pickle=key["pickle"][: len(key["pickle"]) // 2])
         assert "is damaged" in second.fail("%sky_attach lab").evalue
-        key.write_bytes(text)
-        key.chmod(0o644)
+        write()
+        record.chmod(0o644)
         assert "open to other users" in second.fail("%sky_attach lab").evalue
-        key.chmod(0o600)
+        record.chmod(0o600)
         assert "cannot be attached: " in second.fail("%sky_attach lab").evalue
-        key.unlink()
+        record.write_text(json.dumps({**values, "key": None}))
         assert "is not here" in second.fail("%sky_attach lab").evalue

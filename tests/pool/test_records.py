@@ -13,11 +13,18 @@ from typing import IO
 
 import pytest
 
+from skymagic.api.command import main
 from skymagic.api.places import roughly
 from skymagic.errors import PoolError
+from skymagic.plan.planning import plan
+from skymagic.plan.plans import Inventory
+from skymagic.plan.requests import PoolRequest
 from skymagic.pool import keys, records
+from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.wire.record import identity
+
+KEY = PoolKey(plan(PoolRequest(nodes=1), Inventory("laptop", 8, 32.0)), ("secret",), (), 1)
 
 CLAIMS = """
 import sys
@@ -41,8 +48,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(job: str = "lab-0a1b2c3d", **changes: object) -> PoolRecord:
-    made = PoolRecord("lab", job, "ssh", ("gpu1", "gpu2"), "/home/ann/work", started=1000.0)
+    hosts = ("gpu1", "gpu2")
+    made = PoolRecord("lab", job, "ssh", hosts, "/home/ann/work", started=1000.0, held=1000.0)
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def with_key() -> PoolRecord:
+    return record(key=KEY.saved())
 
 
 def of_the_dead() -> str:
@@ -102,12 +114,47 @@ def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_key_of_another_user_is_not_used(state: Path) -> None:
-    state.mkdir(parents=True)
-    keys.keep(keys.path("lab-0a1b2c3d"), "secret")
-    assert keys.kept(keys.path("lab-0a1b2c3d"), "lab-0a1b2c3d", str) == "secret"
-    os.chown(keys.path("lab-0a1b2c3d"), 65534, -1)
+    records.write(with_key())
+    assert keys.read("lab-0a1b2c3d") == KEY
+    os.chown(state / "lab-0a1b2c3d.json", 65534, -1)
     with pytest.raises(PoolError, match="is open to other users and is not used"):
         keys.read("lab-0a1b2c3d")
+
+
+def test_a_key_that_others_can_read_is_not_used(state: Path) -> None:
+    records.write(with_key())
+    (state / "lab-0a1b2c3d.json").chmod(0o640)
+    with pytest.raises(PoolError, match="chmod 600 it if nobody has changed it"):
+        keys.read("lab-0a1b2c3d")
+    assert [one.name for one in records.every()] == ["lab"], "it is listed"
+
+
+def test_a_record_without_a_key_is_refused(state: Path) -> None:
+    records.write(record())
+    (state / "lab-0a1b2c3d.key").write_bytes(b"skymagic key 0.1.0")  # as it was once written
+    with pytest.raises(PoolError, match="an earlier version of skymagic wrote its record"):
+        keys.read("lab-0a1b2c3d")
+
+
+def test_a_key_is_shown_nowhere(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = with_key()
+    records.write(one)
+    assert one.key is not None
+    assert main(["pools", "--json"]) == main(["pools"]) == 0
+    assert one.key.pickle not in capsys.readouterr().out + repr(one) + repr(one.key)
+
+
+def test_a_key_is_saved_by_the_owner_alone(state: Path) -> None:
+    key = with_key().key
+    assert key is not None
+    records.write(record())
+    records.save_key("lab-0a1b2c3d", key)
+    assert records.every() == [with_key()]
+    records.write(record(process="1 1 another"))
+    records.save_key("lab-0a1b2c3d", key)
+    assert records.every() == [record(process="1 1 another")]
+    records.hand_over(record())
+    assert records.own("lab-0a1b2c3d")
 
 
 def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:

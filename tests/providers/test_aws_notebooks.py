@@ -53,9 +53,9 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(
     rented: tuple[Desk, Machines],
 ) -> None:
     desk, _ = rented
-    (key,) = desk.records.glob("*.key")
+    (record,) = desk.records.glob("*.json")
     broadcast = "%%sky_broadcast -o ranks\nimport os\nint(os.environ['RANK'])"
-    cells = ("%load_ext skymagic", desk.made, broadcast, BUSY.replace("JOB", key.stem), "ranks")
+    cells = ("%load_ext skymagic", desk.made, broadcast, BUSY.replace("JOB", record.stem), "ranks")
     code, out, err = desk.ran("run", written(desk.folder, *cells), "--pool", desk.pool)
     assert code == 0, err
     assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}

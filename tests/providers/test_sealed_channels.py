@@ -33,7 +33,7 @@ value = secrets.token_hex(16)
 DIGESTS = "[hashlib.sha256(text.encode()).hexdigest() for text in (os.environ['API_TOKEN'], value)]"
 SECRETS = """
 from skymagic.pool import keys
-(path,) = keys.records.folder().glob("*.key")
+(path,) = keys.records.folder().glob("*.json")
 access = keys.read(path.stem).accesses[0]
 found = [os.environ["API_TOKEN"], value, access.secret, getattr(access, "channel_key", "")]
 found += [pem.splitlines()[-3] for pem in made]
