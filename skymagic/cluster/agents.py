@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,9 @@ from skymagic.cluster.nodes import Liveness, Node
 from skymagic.cluster.requests import AgentRequests
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
+from skymagic.wire.processes import status_words
+
+logger = logging.getLogger(__name__)
 
 REVIVE_TIMEOUT = 30.0
 """Seconds that restarted nodes have until their new agents report; the old agents may have to end
@@ -67,11 +71,17 @@ class Agents(AgentRequests):
         self._routes = Routes(self, self._links, self._calls)
         self._liveness = Liveness(self._note_link, self._routes.reached, self._give_up)
 
+    @property
+    def pool(self) -> str:
+        """Name of the pool, for logs; "" for a mere reader of it."""
+        return self._node_specs[0].pool if self._node_specs else ""
+
     # -- lifecycle ---------------------------------------------------------------------------------
 
     def start(self, specs: Sequence[wire.AgentSpec]) -> None:
         """Open all links; `specs` has one entry for each node."""
         self._node_specs = tuple(specs)
+        logger.info("agents start: pool=%s nodes=%s", self.pool, len(specs))
         for index, transport in self._links.connect(range(len(specs))).items():
             self._links.add(index, transport).send(specs[index])
 
@@ -94,6 +104,7 @@ class Agents(AgentRequests):
             ProvisionError: the head is gone, or a node does not answer within `timeout` seconds.
         """
         self._node_specs = tuple(agents)
+        logger.info("attaching to agents: pool=%s nodes=%s", self.pool, len(agents))
         self.read(ranks, timeout, partly=True)
         controller = self.wait_controller(timeout)
         self._routes.listen(range(len(self.nodes)))
@@ -155,10 +166,18 @@ class Agents(AgentRequests):
             engine = (
                 self.controller.engine if self.controller is not None and link.node > 0 else None
             )
+            logger.info(
+                "ranks are ordered: pool=%s node=%s ranks=%s generation=%s",
+                self.pool,
+                link.node,
+                list(node_ranks),
+                generation,
+            )
             link.send(wire.Spawn(specs, engine))
 
     def close(self) -> None:
         """End all agents and everything that they started. Safe to call twice."""
+        logger.info("agents are ended: pool=%s", self.pool)
         self._closing = True
         self._liveness.close()
         self._links.close()
@@ -166,6 +185,7 @@ class Agents(AgentRequests):
 
     def leave(self) -> None:
         """Close the links without stopping the agents or their ranks. Safe to call twice."""
+        logger.info("agents are left running: pool=%s", self.pool)
         self._closing = True
         self._liveness.close()
         for node in self.nodes:
@@ -177,6 +197,7 @@ class Agents(AgentRequests):
     def respawn(self, ranks: Iterable[int], generation: int) -> None:
         """Start these ranks again; any that still run are killed."""
         sorted_ranks = sorted(set(ranks))
+        logger.info("ranks start again: pool=%s ranks=%s", self.pool, sorted_ranks)
         with self._changed:
             for rank in sorted_ranks:
                 self.ranks[rank] = self._new_state(rank)
@@ -192,6 +213,9 @@ class Agents(AgentRequests):
             ProvisionError: a rank did not end in time.
         """
         removed = [rank for rank in self.ranks if rank not in specs]
+        logger.info(
+            "pool changes its ranks: pool=%s count=%s removed=%s", self.pool, len(specs), removed
+        )
         self.wait(
             lambda: all(self.ranks[rank].exited for rank in removed),
             timeout,
@@ -204,6 +228,8 @@ class Agents(AgentRequests):
     # -- unreachable nodes -------------------------------------------------------------------------
 
     def _link_changed(self, index: int, state: str) -> None:
+        log = logger.info if state == "connected" or self._closing else logger.warning
+        log("link is %s: pool=%s node=%s", state, self.pool, index)
         with self._changed:
             # "lost" is certain: the agent has ended, and needs no messages.
             (self.away.discard if state in ("connected", "lost") else self.away.add)(index)
@@ -227,6 +253,7 @@ class Agents(AgentRequests):
 
     def _give_up(self, index: int) -> None:
         """Give up a node that no other node reaches, which ends its link."""
+        logger.warning("node is reached by no other node: pool=%s node=%s", self.pool, index)
         name, other_count = self.nodes[index].name, len(self.nodes) - 1
         if self.nodes[index].alive() is False:
             reason = f"{name} is terminated"
@@ -246,6 +273,7 @@ class Agents(AgentRequests):
         for index in (
             {self.specs[rank][0] for rank in ranks} - answered - self.away - self.gone.keys()
         ):
+            logger.warning("agent does not answer: pool=%s node=%s", self.pool, index)
             self.abandon(index, f"the agent on {self.nodes[index].name} does not answer")
 
     def abandon(self, index: int, reason: str) -> None:
@@ -269,6 +297,13 @@ class Agents(AgentRequests):
         with self._changed:
             if index in self.gone or self._closing:
                 return
+            logger.error(
+                "node is lost: pool=%s node=%s ranks=%s reason=%s",
+                self.pool,
+                index,
+                self.ranks_of(index),
+                reason.partition("\n")[0],
+            )
             self._lost_node(index, reason)
         self._liveness.link_up(index)  # nothing waits for it any more
         self._lost(index, reason)
@@ -291,6 +326,7 @@ class Agents(AgentRequests):
         back, unreachable = dict(self.gone), set(self._unreachable)
         if not back:
             return []
+        logger.info("lost nodes start again: pool=%s nodes=%s", self.pool, list(back))
         self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
         before = {index: self.started[index] for index in back if index in self.started}
         # an agent may still run although its controller or forkserver has ended
@@ -310,7 +346,13 @@ class Agents(AgentRequests):
                     self._links[0].send(wire.StartController(self.nodes[0].address))
                 self.wait_controller(timeout)
             self._routes.listen(back)
-        except BaseException:
+        except BaseException as problem:
+            logger.warning(
+                "lost nodes did not start again: pool=%s nodes=%s error=%s",
+                self.pool,
+                list(back),
+                type(problem).__name__,
+            )
             with self._changed:
                 self.gone = {**back, **self.gone}
                 self.started = {**before, **self.started}
@@ -387,10 +429,21 @@ class Agents(AgentRequests):
         if isinstance(message, wire.FollowedOutput):
             self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):
+            logger.warning("agent reports a problem: pool=%s node=%s", self.pool, index)
             self._problem(f"{self.nodes[index].name}: {message.text}")
         if isinstance(message, wire.PoolEnded):
             self._ended(message.reason)
         if died is not None:
+            log = logger.info if died.expected else logger.warning
+            log(
+                "rank died: pool=%s node=%s rank=%s pid=%s status=%s expected=%s",
+                self.pool,
+                index,
+                died.rank,
+                died.pid,
+                status_words(died.status),
+                died.expected,
+            )
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):
             self.lose(index, reason)

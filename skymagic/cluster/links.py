@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from skymagic.errors import ProvisionError
 from skymagic.wire import agent as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
+
+logger = logging.getLogger(__name__)
 
 
 class PendingCalls:
@@ -97,6 +100,7 @@ class AgentLink:
                 for message in decoder.feed(data):
                     self._received(self.node, message)
         self.complaint = self._transport.complaint()
+        logger.info("link has ended: node=%s", self.node)
         self._received(self.node, None)
 
     def drop(self) -> None:
@@ -163,10 +167,12 @@ class AgentLinks:
 
         def open_one(index: int) -> None:
             try:
+                logger.debug("connecting to the agent: node=%s", index)
                 opened[index] = self._states.nodes[index].start_agent(
                     functools.partial(self._link_changed, index)
                 )
             except BaseException as problem:
+                logger.warning("agent not reached: node=%s error=%s", index, type(problem).__name__)
                 opened[index] = problem
 
         # the head's on this thread, so that an interrupt reaches it
@@ -251,6 +257,10 @@ class Routes:
                 lambda: len(answers) == len(other_indices), timeout, "the way from node to node"
             )
             replies: dict[int, wire.ProbeReply] = dict(answers)
+        logger.debug(
+            "nodes reach the head: %s",
+            {node: list(reply.routes) for node, reply in replies.items()},
+        )
         head_address = common_address(
             nodes, addresses, {index: replies[index].routes for index in other_indices}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from skymagic.wire.untrusted import sanitized_line
 
 if TYPE_CHECKING:
     from skymagic.bootstrap.provision import Addition
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -191,6 +194,7 @@ class States:
         with self._changed:
             self._changed.wait_for(lambda: done() or self._trouble is not None, timeout)
             if not done():
+                logger.warning("gave up waiting: for=%s timeout=%s", what, timeout)
                 raise ProvisionError(
                     self._trouble or f"{what} did not come up within {timeout:.0f} s",
                     code="start-timeout",
@@ -260,21 +264,30 @@ class States:
             self._progress_at = time.monotonic()
         match message:
             case wire.AgentStarted():
+                logger.info(
+                    "agent reports: node=%s host=%s", index, sanitized_line(message.hostname)
+                )
                 self.started[index] = replace(message, hostname=sanitized_line(message.hostname))
             case wire.AgentFailed():
                 self._trouble = f"{self.nodes[index].name}: {message.reason}"
             case wire.PoolEnded():
                 self._trouble = f"the pool {message.reason}"
             case wire.ControllerUp():
+                logger.info("controller is up: node=%s", index)
                 self.controller = message
             case wire.RankForked():
                 state = self.ranks[message.rank]
+                logger.debug(
+                    "rank forked: node=%s rank=%s pid=%s", index, message.rank, message.pid
+                )
                 state.pid, state.ident = message.pid, message.ident
                 if state.exited is not None and state.exited.pid != message.pid:
                     state.exited = None  # another notebook has restarted it
             case wire.RankReady():
+                logger.info("rank ready: node=%s rank=%s", index, message.rank)
                 self.ranks[message.rank].ready = True
             case wire.RankFailed():
+                logger.warning("rank failed at its start: node=%s rank=%s", index, message.rank)
                 self.ranks[message.rank].failed = message
             # Race: the end of a replaced rank may be reported after its successor's start.
             case wire.RankExited() if self.ranks[message.rank].pid == message.pid:
@@ -370,6 +383,7 @@ class Liveness:
         self._on_change(index, True)
         while True:
             # The link may have come back while the others were probing.
+            logger.debug("other nodes are asked for the node: node=%s", index)
             if self._probe(index) is False and not connected.is_set():
                 self.link_up(index)
                 self._on_dead(index)

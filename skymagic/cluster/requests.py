@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from skymagic.cluster.links import AgentLinks, PendingCalls
 from skymagic.cluster.nodes import Node, States
 from skymagic.wire import agent as wire
+
+logger = logging.getLogger(__name__)
 
 
 class AgentRequests(States):
@@ -43,6 +46,8 @@ class AgentRequests(States):
 
     def signal(self, ranks: Iterable[int], signum: int) -> None:
         """Send a signal; SIGKILL also reaches processes that a rank started."""
+        ranks = list(ranks)
+        logger.info("ranks are signalled: ranks=%s signal=%s", ranks, signum)
         for link, node_ranks in self._links.of(ranks):
             link.send(wire.Signal(node_ranks, signum))
 
@@ -52,6 +57,7 @@ class AgentRequests(States):
         Returns:
             The answers received within `timeout` seconds, by rank.
         """
+        logger.debug("ranks are asked: what=%s timeout=%s", what, timeout)
         asked_ranks = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
         with self._calls.call() as (number, answers):
             for link, node_ranks in self._links.of(asked_ranks):
@@ -61,6 +67,8 @@ class AgentRequests(States):
                 lambda: all(rank in answers or state.exited for rank, state in asked_ranks.items()),
                 timeout,
             )
+            if silent := [rank for rank in asked_ranks if rank not in answers]:
+                logger.debug("ranks have not answered: what=%s ranks=%s", what, silent)
             return dict(answers)
 
     def ask_nodes(

@@ -7,6 +7,7 @@ connections. It reconnects, forwards ports and reports its state.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -29,6 +30,8 @@ from skymagic.wire.session.frames import (
     Session,
 )
 from skymagic.wire.session.loop import SessionLoop
+
+logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that a node has to answer once connected; Python may start slowly from a cold disk."""
@@ -245,6 +248,8 @@ class Tunnel:
         changed = state != self.state
         self.state, self.reason = state, reason
         if changed:
+            log = logger.warning if state in ("reconnecting", "lost") else logger.info
+            log("tunnel is %s: reason=%s", state, reason.partition("\n")[0])
             self._on_state(state)
 
     # -- connections -------------------------------------------------------------------------------
@@ -253,6 +258,7 @@ class Tunnel:
         self._deadline = None
         self._replied = False
         self._attempt += 1
+        logger.debug("tunnel connects: attempt=%s", self._attempt)
 
         def wait() -> None:
             if not self._replied:
@@ -336,6 +342,7 @@ class Tunnel:
         if not self._boot_id and self._tries + 1 >= MAX_FIRST_ATTEMPTS:
             self._fail(why)
             return
+        logger.debug("tunnel connects again: tries=%s reason=%s", self._tries, why)
         delay = RETRY_DELAYS[min(self._tries, len(RETRY_DELAYS) - 1)]
         self._deadline = time.monotonic() + (max(delay, LINGER_DELAY) if self.lingering else delay)
         self._tries += 1
@@ -401,6 +408,7 @@ class Tunnel:
         if not self._boot_id:
             self._end()
             return
+        logger.info("agent out of reach: it is ended in the background")
         self.lingering = True
         self._on_state = lambda _: None
         self._linger_deadline = time.monotonic() + LINGER_TIMEOUT

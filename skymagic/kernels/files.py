@@ -7,6 +7,7 @@ its standard input and output, and ends when its input does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import sys
@@ -22,6 +23,8 @@ from skymagic.kernels.fork import take_streams
 from skymagic.wire import debug_log
 from skymagic.wire import files as wire
 from skymagic.wire.codec import write_all
+
+logger = logging.getLogger(__name__)
 
 
 class TransferServer:
@@ -42,10 +45,12 @@ class TransferServer:
         """Serve until the input ends; a partly received large file then stays, to be resumed."""
         try:
             for message, _ in self._messages:
+                logger.debug("file request: kind=%s", type(message).__name__)
                 # race: a Cancel may arrive after the reply to its request
                 if not isinstance(message, wire.Cancel):
                     self._reply(self._answer(message))
         except (EOFError, BrokenPipeError):
+            logger.info("connection ended: a partly received file stays")
             if self._receiver is not None:
                 self._receiver.abort(keep=True)
         finally:
@@ -123,11 +128,19 @@ class TransferServer:
             receiver.take(message, payload)
             if receiver.disk_full and not reported:
                 reported = True
+                logger.warning("disk is full: the rest of the files is not written")
                 self._reply(wire.DiskFull())
         if isinstance(message, wire.Cancel):
             receiver.abort()
         else:
             receiver.end(request.equal)
+        logger.info(
+            "files received: files=%s removed=%s problems=%s bytes=%s",
+            receiver.files,
+            receiver.removed,
+            len(receiver.problems),
+            receiver.nbytes,
+        )
         return wire.WriteReply(receiver.files, receiver.removed, receiver.problems, receiver.nbytes)
 
     # -- sending -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ parallel.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Repeated, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
+
+logger = logging.getLogger(__name__)
 
 WAKE_INTERVAL = 0.5
 """Seconds between wake-ups of a wait.
@@ -102,6 +105,7 @@ class Scheduler:
                 reservation.check()
                 if not notified:
                     notified = True
+                    logger.info("run waits for its ranks: ranks=%s", sorted(reservation.ranks))
                     reservation.on_wait(self._before(reservation))
         except BaseException:
             self.release(reservation)
@@ -116,6 +120,7 @@ class Scheduler:
                 return False
             self._queue.remove(reservation)
             self._held.append(reservation)
+            logger.debug("ranks are reserved: ranks=%s", sorted(reservation.ranks))
             return True
 
     def release(self, reservation: RankReservation) -> None:

@@ -72,6 +72,7 @@ class Replacement:
             return False
         with self._lock:
             self.lost.add(index)
+            logger.info("node is replaced: pool=%s node=%s", self._status.name, index)
             if self._thread is None:
                 self._announced = ""
                 self._thread = threading.Thread(
@@ -134,6 +135,12 @@ class Replacement:
             try:
                 self._exchange(lost)
             except Exception as problem:
+                logger.warning(
+                    "nodes not replaced: pool=%s nodes=%s error=%s",
+                    self._status.name,
+                    lost,
+                    type(problem).__name__,
+                )
                 self._status.note(
                     f"{self._names()} could not be replaced: {problem}; %sky_down ends the pool"
                 )
@@ -145,6 +152,9 @@ class Replacement:
         ranks, machines = self._ranks(), self._replace(lost, self._tell, self._stop)
         if not machines or self._stop.is_set():
             return
+        logger.info(
+            "nodes have replacements: pool=%s nodes=%s", self._status.name, sorted(machines)
+        )
         self._recovery.exchange(machines)
         self._done()
         with self._lock:
@@ -216,6 +226,12 @@ class AgentEvents:
         return text
 
     def _rank_died(self, exited: wire.RankExited) -> None:
+        logger.info(
+            "death reaches the pool: pool=%s rank=%s expected=%s",
+            self._status.name,
+            exited.rank,
+            exited.expected,
+        )
         if not self._dispatch.rank_died(exited):
             self._died_between_runs(exited)
 
@@ -238,6 +254,12 @@ class AgentEvents:
         if limit := status.lifetime.reason(now()):  # it expired while the agents were unreachable
             self._ended_elsewhere(f"ended {limit}")
             return
+        logger.warning(
+            "pool loses a node: pool=%s node=%s reason=%s",
+            status.name,
+            index,
+            reason.partition("\n")[0],
+        )
         # without the head, which runs the controller, all ranks are unreachable
         ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
         status.move(PoolEvent.DEGRADE if index else PoolEvent.LOSE)

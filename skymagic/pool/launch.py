@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ from skymagic.providers.provider import Attachable
 from skymagic.wire.processes import NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
 
+logger = logging.getLogger(__name__)
+
 Tell = Callable[[str], None]
 """Reports progress in a line."""
 
@@ -78,6 +81,7 @@ def ensure(
     debugging.start()
     maker = Maker(namespace, defaults, tell)
     step = planned(request, resize=resize, start=start)
+    logger.debug("request for a pool becomes: %s", type(step).__name__)
     while True:
         try:
             pool, unfinished = maker.carry_out(step)
@@ -98,6 +102,7 @@ def ensure(
             if following is None:
                 remedy = f"%sky_down {step.record.name} ends it; then the same line rents it again"
                 raise PoolError(str(problem), hint=remedy) from problem
+            logger.warning("pool not attached, another way is taken: kind=%s", kind or "unknown")
             if kind == "missing":
                 tell(f"{problem}: it is rented again")
             step = following
@@ -454,6 +459,12 @@ def attach(
         record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")
     ):
         pool, unfinished = _attached(name, namespace, defaults, take_over)
+    logger.info(
+        "attached to the pool: pool=%s job=%s unfinished_runs=%s",
+        pool.name,
+        pool.job_id,
+        len(unfinished),
+    )
     tell(
         f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in "
         f"{pool.start_seconds:.1f} s"

@@ -5,6 +5,7 @@ The installation runs in parallel with the running ranks.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import sys
 import threading
@@ -32,6 +33,8 @@ from skymagic.wire.threads import failures, run_all
 if TYPE_CHECKING:
     from skymagic.cluster import Node
     from skymagic.files.upload import DataPlane
+
+logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT = 10.0
 """Seconds for a rank to report which packages are installed."""
@@ -367,6 +370,8 @@ class Packages:
             The errors.
         """
         interrupted = threading.Event()
+
+        logger.info("packages are installed: nodes=%s", len(self._resources.agents.nodes))
 
         def stopped() -> bool:
             return interrupted.is_set() or cancelled()

@@ -6,6 +6,7 @@ It covers a pool's life from acquiring the machines to releasing them, whatever 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from skymagic.providers import Provider, Survey
     from skymagic.run.state import RunSpec
     from skymagic.wire.codec import Transport
+
+logger = logging.getLogger(__name__)
 
 
 def run_steps(done: str, steps: Sequence[Step]) -> None:
@@ -225,6 +228,7 @@ class Pool(SharedStatus):
         for plugin in self.plugins:
             context = contextlib.ExitStack()
             try:
+                logger.debug("plugin is entered: pool=%s plugin=%s", self.name, plugin.name)
                 context.enter_context(plugin.around_client(self))
             except BaseException as problem:
                 problem.add_note(
@@ -238,6 +242,9 @@ class Pool(SharedStatus):
 
     def _close_after(self, problem: BaseException) -> None:
         """Close the pool because of an error that stays the first one the user sees."""
+        logger.warning(
+            "pool is closed after an error: pool=%s error=%s", self.name, type(problem).__name__
+        )
         try:
             self.close()
         except Exception as close_error:
@@ -325,6 +332,7 @@ class Pool(SharedStatus):
                 ("machines that are being replaced", self.replacement.close),
                 *plugins,
             ]
+            logger.info("pool is left running: pool=%s job=%s", self.name, self.job_id)
             run_steps(
                 f"pool {self.name!r} is left", [*steps, ("its connections", self.resources.leave)]
             )

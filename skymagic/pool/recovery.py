@@ -17,6 +17,7 @@ replaces the other ranks in its next generation.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -40,6 +41,8 @@ from skymagic.run.submission import Submission
 from skymagic.wire.order import Rejoin
 from skymagic.wire.processes import describe
 from skymagic.wire.threads import failures, run_all
+
+logger = logging.getLogger(__name__)
 
 REJOIN_TIMEOUT = 60.0
 """Seconds that live ranks wait for a new group.
@@ -99,6 +102,8 @@ class Recovery:
             PoolStateError: the pool's state does not allow it.
         """
         self._status.check(PoolEvent.RECOVER)
+        dead = sorted(dead)
+        logger.info("recovery begins: pool=%s ranks=%s form=%s", self._status.name, dead, form)
         with self._lock:
             self._to_replace.update(dead)
             self._to_form |= form
@@ -177,6 +182,7 @@ class Recovery:
                 code="no-rank",
                 names=map(str, unknown_ranks),
             )
+        logger.info("ranks are restarted: pool=%s ranks=%s", self._status.name, selected)
         if slow_start.give_up_slow_nodes(self._resources, selected):
             self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
         self._replace({*selected, *self._resources.revive()})
@@ -264,6 +270,7 @@ class Recovery:
         # stops waiting for it.
         reservation = self._scheduler.request(range(max(before, after)))
         self._scheduler.acquire(reservation)
+        logger.info("pool is resized: pool=%s ranks=%s", self._status.name, after)
 
         def work() -> None:
             try:
@@ -308,6 +315,9 @@ class Recovery:
             ):
                 self._bring_back(dead)
         except Exception as problem:
+            logger.warning(
+                "recovery failed: pool=%s error=%s", self._status.name, type(problem).__name__
+            )
             self._fresh = None
             self._problem = problem
             # without the head, which runs the controller, all ranks are unreachable
@@ -331,6 +341,13 @@ class Recovery:
                     replaced = set(everyone)
                 self._to_replace, self._fresh = set(), frozenset(replaced)
             self.generation += 1
+            logger.info(
+                "ranks are replaced: pool=%s ranks=%s generation=%s attempt=%s",
+                self._status.name,
+                sorted(replaced),
+                self.generation,
+                attempt,
+            )
             self._resources.forget(sorted(replaced))
             self._resources.agents.respawn(sorted(replaced), self.generation)
             problems = self._rejoin(sorted(everyone - replaced))
@@ -378,7 +395,17 @@ class Recovery:
         with HangWatch(self._resources.agents, submission.pending, starting) as watch:
             report = self._send(submission, order, "", Screen(), limits)
         if not report.good:
-            return at_fault(report, watch.stacks)
+            problems = at_fault(report, watch.stacks)
+            logger.warning(
+                "process groups not formed: pool=%s generation=%s ranks=%s",
+                self._status.name,
+                self.generation,
+                sorted(problems),
+            )
+            return problems
+        logger.debug(
+            "process groups are formed: pool=%s generation=%s", self._status.name, self.generation
+        )
         for rank in report.ranks.values():
             for note in (rank.outcome or {}).get("notes", ()):
                 self._status.note(note)

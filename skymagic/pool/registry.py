@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from skymagic.errors import PoolError
 from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import Pool, records
 from skymagic.wire.processes import NOTEBOOK_CLOSED, NOTEBOOK_JOB
+
+logger = logging.getLogger(__name__)
 
 _pools: dict[str, Pool] = {}
 KEPT_POOLS = 4
@@ -76,6 +79,7 @@ def ended_pools() -> list[Pool]:
 
 def adopt(pool: Pool) -> None:
     """Register a pool with this process as the most recently used one."""
+    logger.debug("pool is registered: pool=%s job=%s", pool.name, pool.job_id)
     _pools[pool.name] = pool
     atexit.unregister(at_exit)
     # registered last so that it is called first: ipykernel's shutdown may hang for seconds, and

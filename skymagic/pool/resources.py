@@ -6,6 +6,7 @@ rank is a pure function of the pool's plan.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from skymagic.providers import Provider, Survey
     from skymagic.run.engine import RankEngine
     from skymagic.wire.codec import Transport
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 120.0
 """Timeout in seconds of each step of a start."""
@@ -216,7 +219,10 @@ class PoolResources:
         After a failure, `close` releases what was started.
         """
         status = self._status
+        provider = type(self._provider).__name__
+        logger.info("nodes are allocated: pool=%s provider=%s", status.name, provider)
         nodes = self._provider.acquire(self._survey, status.job_id, say)
+        logger.info("nodes are there: pool=%s nodes=%s", status.name, [node.name for node in nodes])
         status.plan = self._survey.outcome()
         agents = self._agents = connect(nodes)
         say(passing_step("starting the agents"))
@@ -258,6 +264,7 @@ class PoolResources:
         self._engine = RankEngine(controller.client, nodes[0].forward)
         self._shipper = new_shipper(self.agents, status, self._namespace)
         dead = [rank for rank, state in agents.ranks.items() if not state.ready]
+        logger.info("attached: pool=%s dead_ranks=%s", status.name, dead)
         self.take_up([rank for rank in agents.ranks if rank not in dead])
         return dead
 
@@ -276,6 +283,11 @@ class PoolResources:
                 {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, REGISTRATION_TIMEOUT
             )
         except ProvisionError:
+            logger.warning(
+                "ranks not registered: pool=%s ranks=%s",
+                self._status.name,
+                self.engine.unbound(ranks),
+            )
             # cells cannot reach these ranks, so they must not count as ready
             self.agents.signal(self.engine.unbound(ranks), signal.SIGKILL)
             raise
@@ -365,6 +377,7 @@ class PoolResources:
 
     def _close_agents(self) -> None:
         if self._agents is not None:
+            logger.debug("agents are closed: pool=%s", self._status.name)
             self._agents.close()
             self._status.unreached = tuple(self._agents.unreached)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ from skymagic.wire.session.frames import REPLACED
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
+
+logger = logging.getLogger(__name__)
 
 MOST_NUMBERS = 10_000_000
 """Maximum number of reported doubles that a pool holds."""
@@ -118,6 +121,7 @@ class PoolRuns:
         self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
         """Show what another notebook has not shown of its run, and wait for the run's ranks."""
+        logger.info("run is followed: pool=%s run=%s", self._status.name, run)
         with self._ends_with_pool(), self._reservation(spec, stop, screen), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
@@ -319,8 +323,27 @@ class PoolRuns:
             raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks, order.run, self._metrics(spec))
         stop.attach(submission)
+        logger.info(
+            "run begins: pool=%s run=%s cell=%s ranks=%s job=%s bytes=%s",
+            self._status.name,
+            order.run,
+            spec.execution_count,
+            list(spec.ranks),
+            spec.job,
+            manifest.nbytes,
+        )
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
             report = self._dispatch.send(submission, order, spec.source, screen, limits)
+        logger.info(
+            "run ends: pool=%s run=%s good=%s interrupted=%s timed_out=%s freed=%s died=%s",
+            self._status.name,
+            order.run,
+            report.good,
+            report.interrupted,
+            report.timed_out,
+            report.freed,
+            [number for number, rank in report.ranks.items() if rank.died],
+        )
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}

@@ -24,6 +24,8 @@ from skymagic.plan.units import rank_words
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, encode
 
+logger = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT = 20
 """Seconds for the controller to answer a new client."""
 REGISTRATION_POLL = 0.5
@@ -212,6 +214,8 @@ class RankEngine:
         ranks = [rank for rank in submission.ranks if rank not in unbound]
         if not ranks:
             return
+        if unbound:
+            logger.warning("order not sent: run=%s ranks=%s", submission.number, sorted(unbound))
         code = encode(order, source)
         submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}
@@ -232,6 +236,13 @@ class RankEngine:
                 view = self._client[list(by_engine)]
                 view.block = False
                 view.execute(code, silent=False)
+                logger.debug(
+                    "order is sent: kind=%s run=%s ranks=%s bytes=%s",
+                    type(order).__name__,
+                    submission.number,
+                    ranks,
+                    len(code),
+                )
             finally:
                 self._client.hook = None
 

@@ -144,6 +144,8 @@ class RunLoop:
 
         The report includes the effects of the stop button.
         """
+        number, open_ranks = self._submission.number, list(self.report.ranks)
+        logger.debug("run is awaited: run=%s ranks=%s", number, open_ranks)
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
@@ -228,8 +230,18 @@ class RunLoop:
         elif event.kind == "outcome" and not rank.killed:
             # The outcome of a killed rank comes too late: the rank is about to be reported dead.
             rank.outcome = event.content
+            logger.debug(
+                "rank has ended the run: run=%s rank=%s status=%s error=%s",
+                self._submission.number,
+                event.rank,
+                event.content.get("status"),
+                event.content.get("ename"),
+            )
             self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
+            logger.warning(
+                "rank died in the run: run=%s rank=%s", self._submission.number, event.rank
+            )
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and self.report.unfinished():
             outcome = rank.outcome or {}
@@ -241,6 +253,11 @@ class RunLoop:
             stop_at = time.monotonic() + (outcome.get("cause_timeout") or default)
             previous = self._due[RunLoop._stop_others]
             if not self._stopping:
+                logger.info(
+                    "other ranks are stopped after a failure: run=%s rank=%s",
+                    self._submission.number,
+                    event.rank,
+                )
                 self._stopping, self._due[RunLoop._stop_others] = True, stop_at
             elif previous is not None:
                 # this failure may be the root cause that the first one waited for
@@ -279,6 +296,7 @@ class RunLoop:
 
     def _interrupt(self) -> None:
         open_ranks = self.report.unfinished()
+        logger.info("ranks are interrupted: run=%s ranks=%s", self._submission.number, open_ranks)
         for number in open_ranks:
             self.report.ranks[number].stopped = True
         self._disturbed.update(open_ranks)
@@ -315,6 +333,12 @@ class RunLoop:
     def _shut_down(self, ranks: Sequence[int]) -> None:
         """Shut down the connections of these ranks' process groups."""
         answers = self._agents.ask(ranks, "release", timeout=ANSWER_TIMEOUT)
+        if ranks:
+            logger.info(
+                "ranks are released from collectives: run=%s ranks=%s",
+                self._submission.number,
+                list(ranks),
+            )
         self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
@@ -356,6 +380,8 @@ class RunLoop:
         for event in self._submission.news():
             self._handle(event)
         open_ranks = [number for number in open_ranks if number in self.report.unfinished()]
+        if open_ranks:
+            logger.warning("ranks are killed: run=%s ranks=%s", self._submission.number, open_ranks)
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._disturbed.update(open_ranks)
@@ -370,6 +396,11 @@ class RunLoop:
     def _give_up(self) -> None:
         """Treat an agent as lost if it neither reports the end of killed ranks nor answers."""
         if open_ranks := self.report.unfinished():
+            logger.warning(
+                "end of killed ranks was not reported: run=%s ranks=%s",
+                self._submission.number,
+                open_ranks,
+            )
             self._agents.drop_silent(open_ranks, END_TIMEOUT)
             self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
 
@@ -380,6 +411,7 @@ class RunLoop:
         wait in native code. The second press kills.
         """
         open_ranks = self.report.unfinished()
+        logger.info("stop requested: run=%s ranks=%s", self._submission.number, open_ranks)
         if not open_ranks:  # the cell is over, and only its last output is still to arrive
             self._submission.stop_was_late()
             return
@@ -403,6 +435,7 @@ class RunLoop:
         """
         self._due[RunLoop._stop] = None
         if self._left is not None and self._left():
+            logger.info("run is left to its ranks: run=%s", self._submission.number)
             self.report.remaining = True
             return
         open_ranks = self.report.unfinished()
@@ -428,6 +461,12 @@ class RunLoop:
         open_ranks = self.report.unfinished()
         if self._stopping or not open_ranks:
             return
+        logger.warning(
+            "time limit reached: run=%s ranks=%s limit=%s",
+            self._submission.number,
+            open_ranks,
+            self._limits.timeout,
+        )
         self.report.timed_out = self._stopping = True
         # before the ranks are interrupted, to show where they were
         self.report.stacks = stacks_of(self._agents, open_ranks, ANSWER_TIMEOUT)
@@ -447,9 +486,15 @@ class RunLoop:
         self._stall.observe(ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now)
         if (standing := self._stall.standing) is not previous:
             if standing is None:
+                logger.info("run makes progress again: run=%s", self._submission.number)
                 self._screen.standstill("")
             else:
-                logger.info("run=%d %s", self._submission.number, standing.summary)
+                logger.warning(
+                    "run makes no progress: run=%s waiting=%s ended=%s",
+                    self._submission.number,
+                    waiting,
+                    ended,
+                )
                 self._screen.standstill(standing.summary, standing.stacks)
 
 

@@ -8,6 +8,7 @@ and removes them. User code never runs in this process.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import select
@@ -43,6 +44,8 @@ from skymagic.wire import debug_log
 from skymagic.wire.codec import read_line, write_all
 from skymagic.wire.processes import signal_name
 from skymagic.wire.record import READERS
+
+logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
@@ -118,6 +121,15 @@ class Agent:
 
     def start(self) -> None:
         """Start controller and forkserver side by side; the agent's own imports come after."""
+        spec = self.spec
+        logger.info(
+            "agent started: pid=%s job=%s nodes=%s version=%s detached=%s",
+            os.getpid(),
+            spec.job_id,
+            spec.nodes,
+            spec.version,
+            self._record.path is not None,
+        )
         log = os.open(self._directory / "agent.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -155,6 +167,7 @@ class Agent:
             self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)
         elif self.spec.notices:
             self._notices = NoticeWatch(self._loop, self._on_notice)
+            logger.debug("watching for notices of the machine's end: source=%s", self.spec.notices)
         # remove the folders of agents that were killed
         directories.sweep()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
@@ -220,6 +233,7 @@ class Agent:
                 if self._ending is not None:
                     self._ending.end_if_over(now)
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
+                    logger.info("pool ends by itself: reason=%s", reason)
                     self._send(wire.PoolEnded(f"ended {reason}"))
                     self._stop()
         except BaseException as problem:
@@ -235,6 +249,7 @@ class Agent:
         deleted next.
         """
         if isinstance(problem, SystemExit):
+            logger.warning("agent was signalled from outside: code=%s", problem.code)
             if ender := self._record.ended_by():
                 self._send(wire.PoolEnded(f"was ended by {ender}"))
                 return
@@ -243,6 +258,7 @@ class Agent:
                 wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})")
             )
             return
+        logger.error("agent failed", exc_info=problem)
         traceback.print_exception(problem)
         log = logs.last_lines(str(self._directory / "agent.log"), LAST_LINES)["text"]
         with contextlib.suppress(OSError):
@@ -271,10 +287,12 @@ class Agent:
     def _link_lost(self) -> None:
         if not self._linked:
             return
+        logger.info("link to the notebook has ended: ranks=%s", sorted(self._ranks.running))
         self._linked = False
         for source in (self._link_in, self._parent):
             self._loop.unwatch(source)
         if self._ending is not None and self._ending.due is not None:
+            logger.debug("waiting for hooks before the end")
             return  # it ends once the hooks have run
         if self._requests.hooks():
             # Slurm signals all processes of a job, and the notebook may have exited first: wait for
@@ -299,6 +317,7 @@ class Agent:
 
     def _survive(self, problem: Exception, what: str = "an event") -> None:
         """Log and report an error of one message or event, and keep serving the others."""
+        logger.warning("error ignored, the agent continues: in=%s", what, exc_info=problem)
         traceback.print_exception(problem)
         description = f"{type(problem).__name__}: {problem}"
         self._send(
@@ -315,6 +334,7 @@ class Agent:
                         uuid for values in message.ranks for uuid in values.get("gpus", ())
                     )
                 except PoolError as conflict:
+                    logger.warning("ranks not started: %s", conflict)
                     self._send(wire.AgentFailed(str(conflict)))
                     return
                 self._ranks.spawn(message)
@@ -324,6 +344,7 @@ class Agent:
             case wire.RankRequest():
                 self._requests.call(message)
             case wire.LogLevel():
+                logger.info("log level changes: level=%s", message.level)
                 debug_log.set_level(message.level)
                 self._ranks.send_all(message)
             case wire.Measure():
@@ -339,6 +360,7 @@ class Agent:
                 ports = self._candidates.ports
                 self._send(wire.ProbeReply(message.number, {}, ports))
             case wire.StartController():
+                logger.info("controller starts: address=%s", message.address)
                 self._candidates.close(but=message.address)
                 self._start_controller(message.address)
             case wire.InterruptionNotice():
@@ -348,20 +370,28 @@ class Agent:
             case wire.RunElsewhere():
                 self._lifetime.end(f"run {message.run}", time.monotonic())
             case wire.NotebookDetached():
+                logger.info("notebook is away: ranks=%s", sorted(self._ranks.running))
                 self._lifetime.left(time.monotonic())
                 self._audience.detach()
             case wire.NotebookAttached():
+                logger.info("notebook is back")
                 self._lifetime.returned()
                 self._audience.attach()
             case wire.NotebookReplaced():
+                logger.info("another notebook has taken over")
                 self._replaced()
             case wire.Follow():
+                logger.debug(
+                    "notebook follows the output of a run: ranks=%s", sorted(message.shown)
+                )
                 self._audience.follow(message)
             case wire.Shutdown():
+                logger.info("notebook ends the pool")
                 self._stop()
 
     def _on_notice(self, notice: Notice) -> None:
         """Announce that this machine will, or may, be taken away."""
+        logger.warning("machine will be taken away: reason=%s at=%s", notice.reason, notice.at)
         message = wire.InterruptionNotice(
             self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at
         )
@@ -406,11 +436,13 @@ class Agent:
 
     def _stop(self) -> None:
         """Let idle ranks run their plugins' teardown; `close` ends the rest."""
+        logger.debug("ranks get %s s for their teardown", STOP_TIMEOUT)
         self._stop_at = time.monotonic() + STOP_TIMEOUT
         self._ranks.stop()
 
     def close(self) -> None:
         """End everything that was started, and remove the node's directories."""
+        logger.info("agent ends everything on its node: ranks=%s", sorted(self._ranks.running))
         self._candidates.close()
         for listener in (self._readers, self._notices, self._ending):
             if listener is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ from skymagic.kernels.agent import forkserver
 from skymagic.kernels.fork import EventLoop, fork
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+
+logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 5.0
 """Seconds that the forkserver has to end what ranks left behind.
@@ -96,6 +99,7 @@ class Controller:
                 self._security / f"ipcontroller-{role}.json" for role in ("client", "engine")
             )
             info = json.loads(engine.read_text())
+            logger.info("controller listens: pid=%s", self._process.pid)
             self._send(wire.ControllerUp(json.loads(client.read_text()), info))
             self._on_listening(info)
 
@@ -108,6 +112,7 @@ class Controller:
         self._kill_group()
         status = self._process.wait()
         log = (self._directory / "agent.log").read_text(errors="replace") if status > 0 else ""
+        logger.error("controller ended: pid=%s status=%s", self._process.pid, status)
         reason = f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip()
         self._send(wire.AgentFailed(reason))
 
@@ -151,6 +156,7 @@ class Forkserver:
             forkserver.serve(forkserver_end, tuple(preload))
 
         self._pid = fork(serve)
+        logger.info("forkserver started: pid=%s", self._pid)
         forkserver_end.close()  # otherwise the channel would stay open after the forkserver's end
         loop.watch(self._channel, self._on_readable)
 
@@ -167,6 +173,7 @@ class Forkserver:
     def _on_readable(self) -> None:
         data = self._channel.recv(1 << 16)
         if not data:
+            logger.error("forkserver ended: pid=%s", self._pid)
             self._loop.unwatch(self._channel)
             self._send(wire.AgentFailed("the process that forks ranks ended"))
         for message in self._decoder.feed(data):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import socket
@@ -25,6 +26,8 @@ from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire.processes import boot_id
 from skymagic.wire.record import ENDED, RECORD, AgentRecord, ended_by, identity
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "skymagic-"
 LOCK = ".agent"
@@ -72,6 +75,7 @@ class Directories:
 def sweep() -> None:
     """Delete the folders of agents that were killed, which no process locks."""
     for path in _abandoned():
+        logger.info("folder of a killed agent is removed: path=%s", path)
         store.remove(path)
 
 

@@ -21,6 +21,7 @@ import contextlib
 import functools
 import ipaddress
 import json
+import logging
 import os
 import secrets
 import socket
@@ -33,6 +34,8 @@ from skymagic.kernels.network import interface_addresses
 from skymagic.wire.authentication import NONCE_BYTES, Door, proof, read_exactly, verify
 from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT = 2.0
 """Seconds for a candidate to answer a probe, and for a prober to send its nonce."""
@@ -89,6 +92,7 @@ class Candidates:
         for address in addresses:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0))
+                logger.debug("listening for probes: address=%s", address)
                 # race: a peer may disconnect before the accept
                 listener.setblocking(False)
                 self._listeners.append(listener)
@@ -158,7 +162,9 @@ def answering_addresses(candidates: Mapping[str, int], secret: str) -> dict[str,
         for address, port in candidates.items()
     ]
     routes = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
-    return {address: own for address, own in routes if isinstance(own, str)}
+    reached = {address: own for address, own in routes if isinstance(own, str)}
+    logger.debug("probed other nodes: addresses=%s reached=%s", list(candidates), list(reached))
+    return reached
 
 
 def _own_address(address: str, port: int, secret: str) -> str | None:

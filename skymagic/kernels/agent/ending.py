@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import signal
@@ -44,6 +45,8 @@ from types import FrameType
 from skymagic.kernels.fork import EventLoop
 from skymagic.plan.limits import Lifetime
 from skymagic.plan.units import duration_text
+
+logger = logging.getLogger(__name__)
 
 SIGNALLED = 128
 """Offset of the exit status: an agent that a signal ended exits with this plus the signal's number.
@@ -107,6 +110,11 @@ class SignalledEnd:
             self._found(Notice("Slurm ends the job at its time limit", time.time() + self._lead))
         if not self._number or self.due is not None:
             return
+        logger.warning(
+            "agent was signalled and waits for hooks: signal=%s seconds=%s",
+            signal.Signals(self._number).name,
+            HOOK_SECONDS,
+        )
         self._before = self._hooks()
         self.due = time.monotonic() + HOOK_SECONDS
         self._notify(f"{signal.Signals(self._number).name} has come", time.time() + KILL_SECONDS)
@@ -178,8 +186,14 @@ class UnattendedRuns:
             for rank in working:
                 text = duration_text(self._limit)
                 self._note(rank, f"stopped after {text} without its notebook (--max-away {text})")
+                logger.warning(
+                    "rank is interrupted after its time without a notebook: rank=%s limit=%s",
+                    rank,
+                    self._limit,
+                )
                 self._send(rank, signal.SIGINT)
         for rank in [rank for rank, when in self._interrupted.items() if when <= now]:
+            logger.warning("rank is killed, because it ignores the interrupt: rank=%s", rank)
             self._interrupted[rank] = math.inf
             self._send(rank, signal.SIGKILL)
 

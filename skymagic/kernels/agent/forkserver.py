@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import selectors
 import signal
@@ -37,6 +38,8 @@ from skymagic.kernels.proc import (
 from skymagic.wire import debug_log, processes
 from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 from skymagic.wire.processes import started
+
+logger = logging.getLogger(__name__)
 
 PIECE = 1 << 16
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -88,7 +91,8 @@ def preload(modules: Sequence[str]) -> None:
     for name in (processes.RANK, *modules):
         try:
             importlib.import_module(name)
-        except Exception:
+        except Exception as problem:
+            logger.warning("module not preloaded: %s: %s", name, type(problem).__name__)
             traceback.print_exc()
     if check == "1":
         os.environ.pop(NVML_CHECK)  # in a rank, torch asks the driver itself
@@ -107,13 +111,16 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
     for number in ENDING:  # the agent's handlers must not run in its children
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)  # the import below may be long
+    logger.debug("forkserver imports: %s", ", ".join(modules) or "nothing")
     preload(modules)
+    logger.info("forkserver ready: pid=%s", os.getpid())
     adopt()
     for number in (*ENDING, *PASSED_ON):  # this process ends with the channel, not on a signal
         signal.signal(number, lambda *_: None)
     try:
         Forks(channel).serve()
     finally:
+        logger.info("forkserver ends, with all processes that ranks have left")
         end_all()
 
 
@@ -162,6 +169,7 @@ class Forks:
 
         debug_log.set_level(spec.log_level)  # it may have changed since the start
         pid = fork(rank)
+        logger.debug("forked: rank=%s pid=%s", spec.rank, pid)
         ident = spec.env["SKYMAGIC_IDENT"]
         owner = Owner(pid, ident, fds)
         self._orphans.forked(owner)
@@ -179,6 +187,7 @@ class Forks:
         if ended or self._orphans.look_again is not None:
             self._orphans.end()
         for pid, status in ranks:
+            logger.debug("reaped: pid=%s status=%s", pid, status)
             self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
 
     def _report(self, message: AgentMessage) -> None:
@@ -333,7 +342,8 @@ class Orphans:
         trackers = (
             set(filter(is_tracker, abandoned)) if now < self._ended + TRACKER_SECONDS else set()
         )
-        end(abandoned - trackers)
+        if ended := end(abandoned - trackers):
+            logger.info("processes left by ranks were killed: pids=%s", ended)
         if not adopted:
             self._owners = [rank for rank in self._owners if rank.lives]
         fresh = now < self._ended + UNREADABLE

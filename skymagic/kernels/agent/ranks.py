@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
+
+logger = logging.getLogger(__name__)
 
 TAIL_LINES = 200
 """Lines of its log that are reported when a rank ends.
@@ -155,6 +158,7 @@ class Ranks:
         if request.connection is not None and request.connection != self._connection:
             self.connect(request.connection)
         if self._iopub is None:
+            logger.debug("ranks wait for the controller: count=%s", len(request.ranks))
             self._waiting.append(request)
             return
         self._restore_files()
@@ -164,6 +168,7 @@ class Ranks:
     def _restore_files(self) -> None:
         """Write the files that ranks read at their start, and recreate deleted folders."""
         for folder in self._directories.restore():
+            logger.warning("folder was deleted and is created again: path=%s", folder)
             self._tell(f"{folder} was deleted while the pool was running; it is created again")
         self._profile.mkdir(exist_ok=True)
         if not self._engine_file.exists():
@@ -195,6 +200,13 @@ class Ranks:
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
         rank = self.running[spec.rank] = Rank(spec.rank, ident, control, output)
         self._lifetime.begin(spec.rank)
+        logger.info(
+            "rank starts: rank=%s ident=%s generation=%s gpus=%s",
+            spec.rank,
+            ident,
+            spec.generation,
+            len(spec.gpus),
+        )
         env, store, profile = (
             {**spec.env, "SKYMAGIC_IDENT": ident},
             str(self._directories.store),
@@ -222,6 +234,7 @@ class Ranks:
     def _replace(self, number: int) -> None:
         old = self.running.pop(number, None)
         if old is not None:
+            logger.info("rank is replaced: rank=%s pid=%s", number, old.pid)
             old.expected = True
             old.kill()
             old.close(self._loop)
@@ -234,9 +247,15 @@ class Ranks:
             case wire.RankForked():
                 rank = self.running.get(message.rank)
                 if rank is None or rank.ident != message.ident:  # replaced before it was forked
+                    logger.info(
+                        "rank was replaced before it was forked: rank=%s pid=%s",
+                        message.rank,
+                        message.pid,
+                    )
                     processes.send_signal(message.pid, message.started, signal.SIGKILL)
                     return
                 rank.pid, rank.started = message.pid, message.started
+                logger.info("rank forked: rank=%s pid=%s", rank.number, rank.pid)
                 self._send(message)
                 if rank.ready:  # race: its RankReady arrived first
                     self._send(wire.RankReady(rank.number))
@@ -252,6 +271,11 @@ class Ranks:
             try:
                 serve()
             except Exception as problem:
+                logger.warning(
+                    "rank is killed because it cannot be served: rank=%s",
+                    rank.number,
+                    exc_info=problem,
+                )
                 traceback.print_exception(problem)
                 self._tell(
                     f"rank {rank.number} is killed because it cannot be served: "
@@ -279,6 +303,7 @@ class Ranks:
         except OSError:
             data = b""
         if not data:
+            logger.debug("control socket closed: rank=%s pid=%s", rank.number, rank.pid)
             self._loop.unwatch(rank.control)
             return
         for message in rank.decoder.feed(data):
@@ -288,6 +313,12 @@ class Ranks:
         now = time.monotonic()
         match message:
             case wire.BeginOutput():
+                logger.debug(
+                    "run begins on the rank: rank=%s run=%s cell=%s",
+                    rank.number,
+                    message.run,
+                    message.cell,
+                )
                 self._lifetime.begin(rank.number)
                 rank.output.begin(message, now)
             case wire.Publish():
@@ -297,6 +328,7 @@ class Ranks:
             case wire.Reported():
                 rank.output.screen.report(message)
             case wire.EndOutput():
+                logger.debug("run ends on the rank: rank=%s", rank.number)
                 self._lifetime.end(rank.number, now)
                 rank.output.end(now)
             case wire.RendezvousKey():
@@ -304,6 +336,7 @@ class Ranks:
                 self._send(message)
             case wire.RankReady():
                 rank.ready = True
+                logger.info("rank ready: rank=%s pid=%s", rank.number, rank.pid)
                 self._lifetime.end(rank.number, now)
                 # else `on_forkserver` sends it: the notebook needs RankForked first
                 if rank.pid is not None:
@@ -316,6 +349,15 @@ class Ranks:
                 rank.hook = 0 if message.is_present else None
             case wire.HookEnded():
                 rank.hook = (rank.hook or 0) + 1
+                logger.info(
+                    "interruption hook has run: rank=%s seconds=%.1f failed=%s",
+                    rank.number,
+                    message.seconds,
+                    bool(message.error),
+                )
+                self._send(message)
+            case wire.RankFailed():
+                logger.warning("rank failed at its start: rank=%s", rank.number)
                 self._send(message)
             case _:
                 self._send(message)
@@ -350,6 +392,7 @@ class Ranks:
         # race: a replaced rank may end before or after its successor was forked
         rank = next((rank for rank in self.running.values() if rank.pid == pid), None)
         if rank is None:
+            logger.debug("replaced rank exited: pid=%s status=%s", pid, status)
             self._replaced.pop(pid, None)
             return
         rank.output.end(time.monotonic())
@@ -359,6 +402,15 @@ class Ranks:
         oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
         exited = wire.RankExited(
             rank.number, pid, status, rank.expected, oom, rank.output.log.tail(TAIL_LINES)
+        )
+        log = logger.info if rank.expected else logger.warning
+        log(
+            "rank exited: rank=%s pid=%s status=%s expected=%s out_of_memory=%s",
+            rank.number,
+            pid,
+            processes.status_words(status),
+            rank.expected,
+            oom,
         )
         self.dead[rank.number] = exited, rank.output
         self._send(exited)

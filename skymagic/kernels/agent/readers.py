@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import queue
 import signal
@@ -26,6 +27,8 @@ from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
+
+logger = logging.getLogger(__name__)
 
 # bytes that may wait for a slow reader before its connection is closed
 MAX_QUEUED = 16 << 20
@@ -45,7 +48,9 @@ class RankRequests:
         """Send a signal to a rank; SIGKILL also ends the processes that it started."""
         rank = self._ranks.running.get(number)
         if rank is None or rank.pid is None:
+            logger.debug("signal ignored, the rank is gone: rank=%s signal=%s", number, signum)
             return
+        logger.info("rank is signalled: rank=%s pid=%s signal=%s", number, rank.pid, signum)
         if signum == signal.SIGKILL:
             rank.expected = True
             rank.kill()
@@ -67,6 +72,7 @@ class RankRequests:
 
     def call(self, message: wire.RankRequest) -> None:
         """Pass a request on to ranks' control threads; answer ``native`` and ``usage`` here."""
+        logger.debug("request for ranks: method=%s ranks=%s", message.method, message.ranks)
         for number in message.ranks:
             if message.method == "native":
                 self._dump_stack(number, message.number)
@@ -179,6 +185,7 @@ class NodeReader:
             self._queued += len(data)
             slow = self._queued > MAX_QUEUED
         if slow:
+            logger.warning("reader is too slow and is disconnected: reader=%s", self.number)
             self.shut()
         else:
             self._queue.put(data)
@@ -236,6 +243,7 @@ class NodeReaders:
             return
         number = next(self._numbers)
         reader = self._readers[number] = NodeReader(number, sock)
+        logger.debug("reader connected: reader=%s", number)
         self._loop.watch(sock, lambda: self._on_data(reader))
         for message in [*self._told(), *self._audience.states()]:
             reader.send(message)
@@ -252,6 +260,7 @@ class NodeReaders:
             self._forget(reader)
 
     def _forget(self, reader: NodeReader) -> None:
+        logger.debug("reader disconnected: reader=%s", reader.number)
         self._loop.unwatch(reader.sock)
         self._readers.pop(reader.number, None)
         self._ranks.logs.forget(reader.number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import math
 import os
 import shutil
@@ -27,6 +28,8 @@ from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.gpus import HOLD
 from skymagic.runtime import usage
 from skymagic.wire import agent as wire
+
+logger = logging.getLogger(__name__)
 
 RSS = 21
 """Index in /proc/PID/stat, counted from the state field, which follows the name."""
@@ -125,6 +128,7 @@ class GpuClaims:
                     code="gpu-taken",
                     names=[uuid],
                 ) from problem
+            logger.info("GPU claimed: uuid=%s", uuid)
             # this name shows the owner in /proc/net/unix
             sockets[1].bind(f"\0{HOLD}{uuid}/{self._label}")
 

@@ -7,6 +7,7 @@ has acknowledged it, or when no process has attached for `ORPHAN_TIMEOUT` second
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -40,6 +41,8 @@ from skymagic.wire.session.frames import (
     Session,
 )
 from skymagic.wire.session.loop import WRITABLE, SessionLoop
+
+logger = logging.getLogger(__name__)
 
 ORPHAN_TIMEOUT = 20.0
 """Seconds to wait for a connection when the agent has ended or has never received a line."""
@@ -214,6 +217,7 @@ class Daemon:
             self._kill()
         self.listener.close()
         self.directory.remove()
+        logger.info("daemon ends: status=%s attached=%s", self.status, self.loop.attached)
         if self.status:  # an agent that was killed has not removed its folders
             directories.sweep()
         self.loop.send_gone()
@@ -235,9 +239,11 @@ class Daemon:
         elif self.deadline is None:
             self.deadline = now + ORPHAN_TIMEOUT
         elif self.deadline <= now and self.status is None:
+            logger.warning("no notebook came within %s s: the agent is ended", ORPHAN_TIMEOUT)
             self.deadline, self.exit_with_agent = None, True
             self._close_input()
         if self.kill_at is not None and self.kill_at <= now:
+            logger.warning("agent is killed, because it did not end in %s s", STOP_TIMEOUT)
             self.kill_at = None
             self._kill()
 
@@ -274,6 +280,7 @@ class Daemon:
             self._attach(sock, *handshake) if handshake is not None else sock.close()
 
     def _refuse(self, sock: socket.socket, why: str, is_lost: bool = True) -> None:
+        logger.warning("connection refused: %s", why)
         with suppress(OSError):
             sock.send(HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=why, is_lost=is_lost)))
         sock.close()
@@ -312,6 +319,12 @@ class Daemon:
     ) -> None:
         """Serve this notebook over this connection; `news` is the message for the agent, if any."""
         self.client, self.attempt = request.client, request.attempt
+        logger.info(
+            "notebook connected: attempt=%s received=%s new=%s",
+            request.attempt,
+            request.received,
+            request.takes_over,
+        )
         try:
             reply = HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), self.session.received))
             self.loop.attach(sock, request.received, reply, payload)
@@ -342,10 +355,12 @@ class Daemon:
                 path = Path(self.directory.path, debug_log.file_name(spec.node, "daemon"))
                 debug_log.setup(path, {"pool": spec.pool, "node": spec.node})
                 debug_log.set_level(spec.log_level)
+                logger.info("daemon serves its first notebook: pid=%s", os.getpid())
 
     def _close_input(self) -> None:
         """Close the agent's input once it has read all lines; it then ends everything."""
         if not self.input.closing:
+            logger.info("agent is asked to end")
             self.kill_at = time.monotonic() + STOP_TIMEOUT
             self.input.close()
 
@@ -391,6 +406,7 @@ class Daemon:
 
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
+        logger.info("agent exited: status=%s", status)
         self.acknowledge_by = time.monotonic() + LAST_WORDS_TIMEOUT
         ender = ended_by(Path(self.directory.path))
         if ender and status < 0 and not self.mid_line:
@@ -413,6 +429,7 @@ class Daemon:
         except (ValueError, OSError):
             if sock is not None:
                 sock.close()
+            logger.warning("port of this node not reached: channel=%s", frame.channel)
             self.loop.channels.reset(frame.channel)
             return
         self.loop.channels.add(frame.channel, sock, connecting=True)

@@ -96,7 +96,7 @@ def _write_state(folder: Path, status: str, problem: str = "") -> None:
     text = shown.replace(b"\0", b" ").decode()
     state = NotebookState(status, problem, identity(), socket.gethostname(), text)
     atomic.write(folder / "state", CODEC.encode(state))
-    logger.debug("pool=%s notebook %s %s", folder.name, status, problem)
+    logger.info("notebook job is %s: job=%s", status, folder.name)
 
 
 def _messages(folder: Path, *, follow: bool) -> Iterator[NotebookMessage]:

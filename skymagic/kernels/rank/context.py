@@ -8,6 +8,7 @@ rank's position in the pool may change.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -23,6 +24,8 @@ from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -227,20 +230,29 @@ class AgentControl:
             case wire.RendezvousKey():
                 self._set(message.key, message.value)
             case wire.InterruptionNotice():
+                logger.warning("a machine will be taken away: ranks=%s", message.ranks)
                 self.on_interruption(message)
             case wire.LogLevel():
                 debug_log.set_level(message.level)
+                logger.info("log level changes: level=%s", message.level)
             case wire.RankRequest():
                 procedure = self.procedures.get(message.method)
                 try:
                     value = procedure() if procedure is not None else None
-                except Exception:  # a cell has broken it, which counts as no answer
+                except Exception as problem:  # a cell has broken it, which counts as no answer
+                    logger.warning(
+                        "request not answered: method=%s error=%s",
+                        message.method,
+                        type(problem).__name__,
+                    )
                     value = None
+                logger.debug("request answered: method=%s", message.method)
                 self.send(wire.RankReply(self.rank, message.number, value))
 
 
 def end_without_agent() -> None:
     """End this rank by SIGKILL, as its agent is gone: the main thread may be blocked in C."""
+    logger.info("rank ends, because its agent is gone")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -287,6 +299,7 @@ class Hooks:
     def rejoin(self, generation: int) -> list[str]:
         """Form new process groups with all ranks, and return notes on state that was lost."""
         rendezvous.set_generation(generation)
+        logger.info("process groups are formed again: generation=%s", generation)
         return [
             note
             for plugin in self.plugins

@@ -37,6 +37,8 @@ from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, metrics
 from skymagic.wire.streams import MOST, frame
 
+logger = logging.getLogger(__name__)
+
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
 
@@ -89,12 +91,14 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         )
         try:
             rank.hooks.enter()
+            logger.debug("plugins are set up: plugins=%s", [p.name for p in rank.hooks.plugins])
             if "MASTER_PORT" not in os.environ:  # no plugin has its own store
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
         except BaseException as problem:
             _report_failure(rank.control, problem)
             self.loop.add_callback(self.loop.stop)
             return
+        logger.info("rank is registered and ready for cells")
         gc.freeze()  # later collections only look at objects of cells
         rank.control.send(wire.RankReady(rank.info.rank))
 
@@ -104,6 +108,7 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         # an idle rank would sleep through a signal that arrives just before it waits
         self.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), self.loop.READ)
         self.loop.start()
+        logger.info("rank stops and runs its plugins' teardown")
         context.current().hooks.leave()
 
 
@@ -126,6 +131,8 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)
     runtime.enter(info)
     debug_log.setup_beside(f"rank-{spec.rank}", node=info.node, rank=spec.rank)
+    debug_log.set_level(spec.log_level)
+    logger.info("rank process started: pid=%s generation=%s", os.getpid(), spec.generation)
     # as in a notebook, because argparse prints it in usage lines
     sys.argv = ["ipykernel_launcher.py"]
     # output that user code silences (``@sky.silent``) is hidden, but still goes to the log
@@ -155,6 +162,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
 
 
 def _report_failure(control: AgentControl, problem: BaseException) -> None:
+    logger.warning("rank cannot start: error=%s", type(problem).__name__)
     tb = tracebacks.user_frames(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
     control.send(

@@ -7,6 +7,7 @@ collective that does not end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ from skymagic.kernels import stacks
 from skymagic.kernels.rank import gpu
 from skymagic.runtime import interruption, rendezvous
 from skymagic.wire.order import ON_GPU
+
+logger = logging.getLogger(__name__)
 
 IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that arrived during an import is repeated."""
@@ -66,6 +69,7 @@ class Interrupts:
             # A module whose import is interrupted may never be importable again (torch._dynamo is
             # one). The interrupt counts as not handled: when it is repeated, the rank may wait in a
             # collective, where only a release reaches it (DDP's first step imports).
+            logger.debug("interrupt is postponed, because a module is being imported")
             count = self._order_count
             threading.Timer(
                 IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()
@@ -74,6 +78,7 @@ class Interrupts:
         self._heard = True
         if not self.allowed:
             return
+        logger.info("interrupt reaches the cell")
         self.fallen = True
         self.falls += 1
         try:
@@ -155,7 +160,9 @@ class Interrupts:
         """Interrupt the cell once more, unless it is cleaning up after the first interrupt."""
         main = threading.main_thread().ident
         if main is None or self.unwinding():
+            logger.debug("interrupt is not repeated: the cell is over or cleans up")
             return False
+        logger.info("interrupt is repeated")
         signal.pthread_kill(main, signal.SIGINT)
         return True
 

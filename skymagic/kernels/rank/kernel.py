@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -49,6 +50,8 @@ from skymagic.wire.order import (
     decode,
 )
 from skymagic.wire.processes import UNFIT
+
+logger = logging.getLogger(__name__)
 
 
 def end_process(problem: BaseException | None) -> None:
@@ -186,6 +189,7 @@ class RankKernel(IPythonParallelKernel):
     def release(self) -> int:
         """Release the main thread from a collective; called on the control thread."""
         self._context.freed = self.busy and not self._context.outside_groups
+        logger.info("main thread is released from collectives: freed=%s", self._context.freed)
         # a wait for a rendezvous value must end too
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
@@ -201,6 +205,10 @@ class RankKernel(IPythonParallelKernel):
         except Exception as problem:
             self._unanswered = problem
         if self._answered_count == before:
+            logger.error(
+                "process ends, because a request was not answered: error=%s",
+                type(self._unanswered).__name__,
+            )
             end_process(self._unanswered)
 
     async def execute_request(self, *args: Any, **kwargs: Any) -> None:
@@ -238,6 +246,7 @@ class RankKernel(IPythonParallelKernel):
         self._context.control.send(
             wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run)
         )
+        logger.info("order begins: kind=%s run=%s cell=%s", type(order).__name__, order.run, cell)
         self._context.freed, self.busy = False, True
         self._context.control.cancel(False)
         self.interrupts.begin()
@@ -264,6 +273,14 @@ class RankKernel(IPythonParallelKernel):
             outcome = self._failure(problem)
         self.busy = False
         debug_log.protect()  # the cell may have configured logging
+        logger.info(
+            "order ends: kind=%s run=%s status=%s error=%s interrupted=%s",
+            type(order).__name__,
+            order.run,
+            outcome["status"],
+            outcome.get("ename"),
+            self.interrupts.fallen,
+        )
         silence.end_all()  # in case the cell left one open
         self._stdio.restore()
         flush_text()
@@ -333,6 +350,7 @@ class RankKernel(IPythonParallelKernel):
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
+            logger.debug("variables are bound: run=%s", order.run)
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))

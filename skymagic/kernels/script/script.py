@@ -7,6 +7,7 @@ same path as every cell's.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -27,6 +28,8 @@ from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+
+logger = logging.getLogger(__name__)
 
 MARK = "SKYMAGIC_SCRIPT"
 """Environment variable of all processes of a script on one node.
@@ -232,8 +235,10 @@ class Command:
                 process_group=0,
             )
             self._since = int(proc.status(self._process.pid)[19])
+            logger.info("script started: pid=%s", self._process.pid)
         except (OSError, ValueError) as problem:
             self._problem = str(problem)
+            logger.warning("script not started: error=%s", type(problem).__name__)
         except BaseException:  # an interrupt, after which it may be running
             self._kill()
             raise
@@ -252,6 +257,7 @@ class Command:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         if self._gone_within(LINGER_SECONDS):
             return self._ended([])
+        logger.warning("processes outlive the script and are ended: pids=%s", [*self._others()])
         leftovers = [proc.command_line(pid) for pid in self._others()]
         self._signal(signal.SIGTERM)
         if not self._gone_within(self._grace):
@@ -276,7 +282,9 @@ class Command:
     def _ended(self, survivors: list[str]) -> dict[str, Any]:
         if self._process is None:
             return {"problem": self._problem}
-        return {"status": self._process.wait(), "left": survivors}
+        status = self._process.wait()
+        logger.info("script ended: pid=%s status=%s", self._process.pid, status)
+        return {"status": status, "left": survivors}
 
     def _others(self) -> dict[int, tuple[int, int]]:
         """Return all of its live processes (pid → start time, process group)."""

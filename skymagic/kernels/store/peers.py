@@ -14,6 +14,7 @@ A follower that no longer wants a value closes the connection.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import ssl
 import threading
@@ -31,6 +32,8 @@ from skymagic.wire.store import (
     Replicate,
     ValuePiece,
 )
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which an idle server sends a heartbeat."""
@@ -182,6 +185,7 @@ class Follower:
     def follow(self, order: Replicate) -> None:
         """Fetch a value, or resume it from another node."""
         with self._changed:
+            logger.debug("value is fetched: name=%s from=%s", order.name, order.address)
             self._orders[order.name] = order
             self._wake()
 
@@ -209,6 +213,7 @@ class Follower:
                     self.abandon(order.name)
             except Exception as problem:
                 if self._is_current(order):
+                    logger.warning("value not fetched: name=%s reason=%s", order.name, problem)
                     self.abandon(order.name)
                     self._fail(
                         order.name,
@@ -266,7 +271,8 @@ class Follower:
             try:
                 sock = socket.create_connection((order.address, order.port), PEER_TIMEOUT)
                 return PeerConnection(self._context.wrap_socket(sock))
-            except OSError:
+            except OSError as problem:
+                logger.debug("peer not reached, tried again: %s: %s", order.address, problem)
                 if sock is not None:
                     sock.close()
                 if time.monotonic() > end:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import select
 import signal
@@ -44,6 +45,8 @@ from skymagic.wire.store import (
     decoder,
 )
 
+logger = logging.getLogger(__name__)
+
 LOCK = ".value-server"
 """File in the store whose lock the store's server holds."""
 HOLDER = 40
@@ -72,6 +75,11 @@ class ValueServer:
 
             self._server = PeerServer(settings.address, settings.pem, self._read)
             self._follower = Follower(settings.pem, self._append, self._complete, self._fail)
+        logger.info(
+            "value server ready: pid=%s port=%s",
+            os.getpid(),
+            self._server.port if self._server else 0,
+        )
         sender.send(
             Ready(
                 self._server.port if self._server else 0, self._folder.room(), self._folder.names()
@@ -122,6 +130,7 @@ class ValueServer:
         except OSError as problem:
             self._fail(name, problem)
             return None
+        logger.debug("value is expected: name=%s bytes=%s", name, nbytes)
         with self._lock:
             self._incoming[name] = incoming
         return incoming
@@ -156,6 +165,7 @@ class ValueServer:
         path = self._folder.find(file_name_of(name, key))
         spilled = path is not None and path.parent == overflow(self._folder.directory)
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
+        logger.debug("value stored: name=%s on_disk=%s", name, spilled)
         self._sender.send(Stored(name, key, self._folder.room(), note))
 
     def _fail(self, name: str, problem: OSError) -> None:
@@ -163,6 +173,7 @@ class ValueServer:
 
         After a timeout the bytes received are kept, to resume with another node as the source.
         """
+        logger.warning("value not stored: name=%s reason=%s", name, problem)
         if not isinstance(problem, TimeoutError):
             self._abandon(name)
         self._sender.send(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))
@@ -282,6 +293,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            logger.debug("an older server holds the store and is killed")
             _kill_holder(descriptor)
             time.sleep(0.01)
         except OSError:
@@ -337,6 +349,7 @@ def main(directory: str, *log: str) -> None:
             for message in inbox:
                 server.handle(message)
         finally:
+            logger.info("value server ends")
             end.set()
             server.close()
             sender.close()
