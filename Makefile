@@ -20,12 +20,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo quick near test durations check format bench golden docs docs-test package lowest gpu gpu-wheels pictures notebooks soak clean
+.PHONY: help demo quick near docs-test test durations check format bench golden docs package lowest gpu gpu-wheels pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
 	@echo "make quick   the tests that start no process: about half of them, in a minute"
 	@echo "make near ROOM=data  those with pools on this machine that concern a folder of the package"
+	@echo "make docs-test  what the pages and the notebooks promise"
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff fix and format the code"
@@ -49,6 +50,10 @@ quick: $(READY)
 
 near: $(READY)
 	@$(PYTEST) -m near $(if $(ROOM),--room $(ROOM)) $(ARGS)
+
+# What the pages and the notebooks promise: in `make test`, and in neither `quick` nor `near`
+docs-test: $(READY)
+	@$(PYTEST) -m docs $(ARGS)
 
 # pytest ends with 1 when all tests ran and some failed. With RETRY=1 these are run again, by themselves.
 test: CORES := $(shell expr $(CORES) + 1)

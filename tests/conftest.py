@@ -28,7 +28,7 @@ from tests.durations import CLOCK
 from tests.lab.ending import end, environ
 from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
-from tests.tiers import EVENTS, Reader, Tier, concerns, is_function
+from tests.tiers import DOCS_FOLDER, EVENTS, Reader, Tier, concerns, is_function
 
 __all__ = ["shared_pools"]  # a fixture of all tests
 
@@ -148,7 +148,7 @@ def _skip_without_components(item: pytest.Item) -> None:
 
 TIER = pytest.StashKey[Tier]()
 PROCESSES = pytest.StashKey[list[str]]()
-SECONDS = {Tier.quick: 0.05, Tier.near: 1.0, Tier.far: 3.0}
+SECONDS = {Tier.quick: 0.05, Tier.near: 1.0, Tier.far: 3.0, Tier.docs: 3.0}
 """What a test takes, where nothing is known of its file."""
 
 
@@ -186,6 +186,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
+    if item.path.parent.name == DOCS_FOLDER:
+        return Tier.docs, DOCS_FOLDER
     if any(item.iter_markers("needs")):
         return Tier.far, "needs"
     assert isinstance(item, pytest.Function)

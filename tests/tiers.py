@@ -4,7 +4,8 @@
 
     quick   no process starts
     near    processes of this machine: pools, kernels, programs that the test itself runs
-    far     hosts, machines, EC2's imitation, browsers, installations, other people's programs, whole notebooks
+    far     hosts, machines, EC2's imitation, browsers, installations, other people's programs
+    docs    what pages and notebooks promise: all of `tests/docs`
 
 What a function calls is read from its names: globals, imports, and classes with all their methods, within the tests and the package.
 A method of an object that came from elsewhere cannot be seen: `tests/conftest.py` fails a quick test that starts a process.
@@ -58,8 +59,10 @@ FAR_LAB = {
 }
 """Other machines and their imitations; what else is in `tests.lab` is far when it uses these."""
 FAR_LIBRARIES = {"moto", "nbclient", "papermill", "playwright"}
-FAR_FOLDERS = {"programs", "docs"}
-"""What starts a process there runs other people's programs, or whole notebooks."""
+FAR_FOLDERS = {"programs"}
+"""What starts a process there runs other people's programs."""
+DOCS_FOLDER = "docs"
+"""All tests there are of the tier `docs`."""
 
 
 class Tier(IntEnum):
@@ -68,6 +71,7 @@ class Tier(IntEnum):
     quick = 0
     near = 1
     far = 2
+    docs = 3
 
 
 Used = tuple[Tier, str, object]
