@@ -28,6 +28,7 @@ from tests.durations import CLOCK
 from tests.lab.ending import end, environ
 from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
+from tests.lab.ray import end_lent
 from tests.tiers import DOCS_FOLDER, EVENTS, Reader, Tier, concerns, is_function
 
 __all__ = ["shared_pools"]  # a fixture of all tests
@@ -231,7 +232,7 @@ def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, fl
 
 @pytest.hookimpl(optionalhook=True)  # xdist may be absent
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole files, and the promises by the place that they run at, so that one process starts each place's cluster once."""
+    """Hand out whole files, and promises and contracts by their place, so that one process starts each place's cluster once."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class ByFileOrPlace(LoadFileScheduling):
@@ -242,9 +243,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def place_of(nodeid: str) -> str:
-    """Where a test of the promises runs, other than on this machine; "" for all other tests."""
-    found = re.fullmatch(r"tests/promises/.*?[\[-](ssh|slurm|kubernetes|ray)[\]-].*", nodeid)
-    return f"tests/promises on {found[1]}" if found else ""
+    """Where a test of the promises runs, other than on this machine, or a contract on Ray; "" for all other tests."""
+    found = re.fullmatch(
+        r"tests/(promises/.*?[\[-](ssh|slurm|kubernetes|ray)|contracts/.*?[\[-](ray))[\]-].*",
+        nodeid,
+    )
+    return f"tests on {found[2] or found[3]}" if found else ""
 
 
 class _Watch:
@@ -310,10 +314,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         ) from press
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """After the last test of a file its fixtures end, also those that the test has not asked for: what they start is not the test's."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """After the last test of a file its fixtures end, also those that the test has not asked for: what they start is not the test's.
+
+    The cluster of Ray that is lent ends with the last test on Ray: other tests look for what is left on this machine.
+    """
     WATCH.item = None
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or place_of(nextitem.nodeid) != place_of(item.nodeid):
+            end_lent()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -133,7 +133,7 @@ def ray(folder: Path) -> Iterator[Carrier]:
         assert patient in text
         text = text.replace(patient, impatient)
     driver.write_text(text)
-    with ray_lab.cluster(1) as lab, pytest.MonkeyPatch.context() as patched:
+    with ray_lab.lent() as lab, pytest.MonkeyPatch.context() as patched:
         patched.setattr(ray_provider, "DRIVER", driver)
         options = f"--provider ray --address {lab.address}"
         with _allocated(Ray(), options, {"HOME": str(home)}) as connection:

@@ -7,7 +7,7 @@
         ray("groups"), ray("actors")         # what there is in it
         ray("lose", 1)                       # the node of a pool's second rank leaves, with all that runs there
 
-It starts in 10 to 60 seconds and takes about 1 GB: one for a whole file.
+It starts in 10 to 60 seconds and takes about 1 GB: one for a whole file, or `lent` to several.
 """
 
 from __future__ import annotations
@@ -127,6 +127,31 @@ def cluster(count: int = 2, client: bool = False) -> Iterator[Cluster]:
         assert made.left() == []
     finally:
         made.close()
+
+
+_lent: list[Cluster] = []
+"""The cluster that goes from test to test of this process, once there is one."""
+
+
+@contextmanager
+def lent() -> Iterator[Cluster]:
+    """A cluster of two nodes without Ray Client's server, as of `cluster`; it stays for the next borrower, until `end_lent`."""
+    try:
+        if not _lent:
+            _lent.append(Cluster(2))
+        while _lent[0]("count") < 2:  # a borrower has lost one
+            _lent[0]("add")
+        yield _lent[0]
+        assert _lent[0].left() == []
+    except BaseException:
+        end_lent()
+        raise
+
+
+def end_lent() -> None:
+    """End the cluster that is lent. Safe to call twice."""
+    while _lent:
+        _lent.pop().close()
 
 
 # ------------------------------------------------------------------------------------ in the cluster's process

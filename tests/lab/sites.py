@@ -106,7 +106,7 @@ def pods_of_kubernetes(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def nodes_of_ray(folder: Path) -> Iterator[Place]:
-    with ray.cluster() as made:
+    with ray.lent() as made:
         options = f"--provider ray --address {made.address} --nodes 2 --python {sys.executable}"
         lost = "Ray says: The actor died because its node has died"
         yield Place(options, {}, lambda: made("lose", 1), made.left, lost=lost)

@@ -1,4 +1,4 @@
-"""Pools of pods on the imitation of a cluster: what a job has, why it waits, how it ends, and what is left. `test_conformance` holds the rest."""
+"""Pools of pods on the imitation of a cluster: what a job has, why it waits, how it ends, and what is left. `tests/contracts/test_provider.py` holds the rest."""
 
 from __future__ import annotations
 

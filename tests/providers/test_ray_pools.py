@@ -1,4 +1,4 @@
-"""Pools in a real Ray cluster: asked for, waited for, used, and given back whatever happens. `test_conformance` holds the rest."""
+"""Pools in a real Ray cluster: asked for, waited for, used, and given back whatever happens. `tests/contracts/test_provider.py` holds the rest."""
 
 from __future__ import annotations
 

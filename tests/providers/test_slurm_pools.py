@@ -1,4 +1,4 @@
-"""Pools in jobs of a real Slurm cluster: asked for, waited for, used, and given back whatever happens. `test_conformance` holds the rest."""
+"""Pools in jobs of a real Slurm cluster: asked for, waited for, used, and given back whatever happens. `tests/contracts/test_provider.py` holds the rest."""
 
 from __future__ import annotations
 
