@@ -279,7 +279,7 @@ def _of_recorded(
     try:
         plan = plan_of(record)
     except PoolError as problem:
-        mistake = f"{problem}; %sky_down {name} ends what is leftovers of it"
+        mistake = f"{problem}; %sky_down {name} ends what is left of it"
         return Refuse(request, (mistake,), busy=True) if has_name else None
     differences = fits(request, plan)
     if not differences:
