@@ -6,6 +6,7 @@ ranks run in it, under the environment's lock.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -51,6 +52,8 @@ from skymagic.bootstrap.wheelhouse import (
 )
 from skymagic.errors import HostError
 from skymagic.plan.image import project
+
+logger = logging.getLogger(__name__)
 
 CLOCK_SKEW_SECONDS = 120
 """Clock skew above which a warning is reported."""
@@ -131,6 +134,12 @@ def setup(
             f"its clock is {abs(skew) // 60} minutes {'ahead of' if skew > 0 else 'behind'} this "
             "machine's"
         )
+    logger.info(
+        "host is inspected: host=%s has_code=%s has_environment=%s",
+        host.label,
+        bool(facts.code),
+        bool(facts.ready),
+    )
     for url, why in facts.silent:
         report(f"its index {url} does not answer ({why}) and is left out")
     refuse(host.label, facts, requirements)
@@ -167,6 +176,11 @@ def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
         if ready.facts.own.get(own_wheel.name) != own_wheel.digest
     )
     if changed:
+        logger.info(
+            "changed distributions are installed: host=%s names=%s",
+            host.label,
+            [own_wheel.name for own_wheel in changed],
+        )
         report(
             "installing "
             f"{', '.join(f'{own_wheel.name} {own_wheel.version}' for own_wheel in changed)} from "
@@ -199,9 +213,11 @@ def _install(
     )
     failure = _tried(host, plan, facts, report, runs, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
+        logger.warning("installation is tried again without the cache: host=%s", host.label)
         report("its package cache seems damaged; installing without it")
         failure = _tried(host, replace(plan, cached=False), facts, report, runs)
     if failure is not None:
+        logger.warning("installation failed: host=%s", host.label)
         raise HostError(host.label, failure.reason, failure.remedy(facts), code="setup")
 
 

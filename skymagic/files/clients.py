@@ -6,6 +6,7 @@ All nodes are served concurrently.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from skymagic.files.changes import files_error
 from skymagic.wire import files as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all, start_all
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 STOP_TIMEOUT = 5.0
@@ -171,13 +174,15 @@ class FileClients:
         def opened(node: Node) -> None:
             client = FileClient(node, self._start(node), self._stop)
             self._clients.append(client)
+            logger.debug("file server is connected: node=%s", node.index)
             # Race: opened after the interrupt, when __exit__ had already closed the others.
             if self._stop.is_set():
                 client.close()
 
         try:
             self._run_all([(node, partial(opened, node)) for node in self.nodes], NOTHING_COPIED)
-        except BaseException:
+        except BaseException as problem:
+            logger.warning("file servers not reached: error=%s", type(problem).__name__)
             self.__exit__()
             raise
         self._clients.sort(key=lambda client: self.nodes.index(client.node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.upload import DataPlane, Upload
 from skymagic.wire import files as wire
 from skymagic.wire.codec import Transport
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,7 @@ class Files:
         Raises:
             FilesError: everything that cannot be copied, for all nodes at once.
         """
+        logger.info("files are sent: nodes=%s", "all" if nodes is None else sorted(nodes))
         return self._upload(listing(os.fspath(src), follow=follow), dst, nodes, progress)
 
     def sync(
@@ -250,6 +254,7 @@ class Files:
         Raises:
             FilesError: everything that cannot be copied, for all nodes at once.
         """
+        logger.info("folder is synced: nodes=%s", "all" if nodes is None else sorted(nodes))
         return self._upload(
             unignored(folder, excludes, includes), dst, nodes, progress, mirror=True
         )

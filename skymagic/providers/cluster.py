@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import socket
 import threading
 import time
@@ -40,6 +41,8 @@ from skymagic.ssh.sealed import UntrustedHost
 from skymagic.wire import processes, tls
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import start_all
+
+logger = logging.getLogger(__name__)
 
 BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
 """Modules that values and files are sent to."""
@@ -281,6 +284,7 @@ class NodeGroup:
         An interrupt ends the wait only. `close` still sees the request and releases what it
         allocates.
         """
+        logger.info("scheduler is asked for nodes: job=%s", self.job_id)
         (self.requested,) = start_all([order], name="skymagic-order")
         return self.requested.result()
 
@@ -331,6 +335,7 @@ class ClusterSurvey(Survey):
                 if gang.job_id:
                     if gang.requested is not None:
                         wait([gang.requested])
+                    logger.info("allocation is released: job=%s", gang.job_id)
                     if (what := self.give_back()) and not gang.ready:
                         print_note(f"[{what}]")
                 gang.job_id = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from skymagic.providers.kubernetes_api import ExecChannel, Json, KubernetesClust
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
+
+logger = logging.getLogger(__name__)
 
 LIFETIME = 24 * 3600.0
 """Seconds after which the cluster ends a job without --max-lifetime, in case it is forgotten."""
@@ -114,6 +117,7 @@ class KubernetesSurvey(ClusterSurvey):
         if self.labels:
             return ""
         self.cluster.delete(name := api.object_name(self.gang.job_id))
+        logger.info("Kubernetes job is deleted: name=%s", name)
         return f"Kubernetes job {name} is deleted"
 
 
@@ -180,6 +184,7 @@ class Kubernetes:
         survey.gang.job_id = job_id
         if own:
             survey.gang.ask(lambda: cluster.create(survey.manifest(job_id)))
+            logger.info("Kubernetes job is created: job=%s", job_id)
             pods = wait_for(cluster, job_id, survey.plan.topology.nodes, say)
         else:
             pods = [

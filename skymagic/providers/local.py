@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import resource
@@ -33,6 +34,8 @@ from skymagic.providers.provider import Say, Survey
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport, write_all
 from skymagic.wire.processes import status_words
+
+logger = logging.getLogger(__name__)
 
 ADDRESS = "127.0.0.1"
 COMPLAINT = 4000
@@ -99,6 +102,7 @@ class ChildTransport:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        logger.debug("child process starts: module=%s", command[command.index("-m") + 1])
         self._child = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -161,6 +165,7 @@ class ChildTransport:
         try:
             child.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
+            logger.warning("child process is killed, because it did not end: pid=%s", child.pid)
             child.kill()
             child.wait()
         self._over = True

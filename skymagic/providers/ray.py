@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import socket
@@ -48,6 +49,8 @@ from skymagic.ssh.sealed import SealedChannel, bootstrap
 from skymagic.wire import atomic, sealed, tls
 from skymagic.wire.threads import start_all
 from skymagic.wire.untrusted import sanitized_line
+
+logger = logging.getLogger(__name__)
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
 """Program of the process that is connected to Ray."""
@@ -383,6 +386,7 @@ class RaySurvey(ClusterSurvey):
     def give_back(self) -> str:
         """Remove the group and its actors, unless they are gone with the head."""
         if reason := self.link.lost():
+            logger.warning("placement group not removed: job=%s", self.gang.job_id)
             return reason
         _end(self.link, self.gang.job_id)
         return "the pool's placement group is removed"
@@ -565,8 +569,10 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
     }
     for answer in survey.link.ask(request, None):
         if "nodes" in answer:
+            logger.info("Ray has placed the pool: job=%s nodes=%s", job, len(answer["nodes"]))
             return list(answer["nodes"])
         if missing := answer.get("waits"):
+            logger.info("Ray has no place yet: job=%s missing=%s", job, missing)
             say(
                 StartStep(
                     f"Ray has no place yet for {missing}", "requested", step=f"waits for {missing}"

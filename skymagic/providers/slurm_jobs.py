@@ -13,6 +13,7 @@ itself reports it as ended.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shlex
@@ -31,6 +32,8 @@ from skymagic.plan.units import duration
 from skymagic.providers.cluster import check_gpu_count, holder_folder, holder_script
 from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
+
+logger = logging.getLogger(__name__)
 
 UNBOUNDED_LIMIT = "8:00:00"
 """Time limit if neither the user nor the site sets one.
@@ -571,9 +574,11 @@ class LoginNode:
         """
         done = self.run(*options, text=text)
         if match := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
+            logger.info("Slurm job is submitted: job=%s number=%s", job_id, match[1])
             return match[1]
         # a busy controller may accept a job although its answer is lost, sometimes seconds later
         for seconds in UNSURE_DELAYS if UNSURE.search(done.stderr) or not done.stderr else ():
+            logger.warning("answer of Slurm is lost, the job is looked up: job=%s", job_id)
             time.sleep(seconds)
             if numbers := self.numbers(job_id):
                 return numbers[-1]
@@ -602,6 +607,7 @@ class LoginNode:
         """
         who = job or f"--name={job_id}"  # a name is one pool's alone
         done = self.run("scancel", who)
+        logger.info("Slurm job is cancelled: %s code=%s", who, done.returncode)
         return "" if not done.returncode or GONE in done.stderr else error_message(done)
 
     def hostnames(self, nodes: str) -> list[str]:

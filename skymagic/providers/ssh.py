@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -43,6 +44,8 @@ from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import failures, run_all
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -268,6 +271,7 @@ class HostMachine:
             self._installation = installation
             self.runnable.set()
 
+        logger.info("host is set up: host=%s", self.name)
         self._installation = setup(
             self._connection, requirements, report, self.facts, supply, early
         )

@@ -6,6 +6,7 @@ Also defines the connection whose channels are paramiko's.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import shutil
 import threading
@@ -24,6 +25,8 @@ from skymagic.ssh.proxy_command import ProxyCommand
 
 if TYPE_CHECKING:
     import paramiko
+
+logger = logging.getLogger(__name__)
 
 CHANNEL_ATTEMPTS = 3
 _other_logins: set[Endpoint] = set()
@@ -139,6 +142,11 @@ class _Attempts:
                 self.endpoints[index], ask, self._cancellation
             )
         except HostError as failure:
+            logger.warning(
+                "host not reached: host=%s reason=%s",
+                self.endpoints[index].label,
+                failure.reason.partition("\n")[0],
+            )
             self.failures[index] = failure
             text = failure.reason
         except ConnectCancelled:
@@ -173,8 +181,10 @@ def _open_connection(
         endpoint.client == "auto" and endpoint not in _other_logins
     ):
         try:
+            logger.debug("connecting over paramiko: host=%s", endpoint.label)
             return _over_paramiko(endpoint, ask, cancellation)
         except login.UnsupportedLogin:
+            logger.info("host needs OpenSSH's own client: host=%s", endpoint.label)
             if endpoint.client == "paramiko" or shutil.which("ssh") is None:
                 raise
     connection = openssh.connect(endpoint, ask, cancellation)
@@ -246,6 +256,7 @@ class SSHConnection(HostConnection):
     ) -> None:
         super().__init__(endpoint.label, f"ssh {endpoint.label} true")
         self._transport, self._resources = transport, resources
+        logger.info("SSH connection is up: host=%s", endpoint.label)
 
     @property
     def alive(self) -> bool:
@@ -257,6 +268,7 @@ class SSHConnection(HostConnection):
 
     def release(self) -> None:
         """Close the connection and everything that uses it. Safe to call twice."""
+        logger.debug("SSH connection is closed: host=%s", self.label)
         login.close(self._transport)
         self._resources.close()
 
@@ -270,6 +282,7 @@ class SSHConnection(HostConnection):
                 return self._transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
             except paramiko.ChannelException as problem:
                 # Race: a process that has just ended may count toward MaxSessions a moment longer.
+                logger.debug("channel refused, tried again: host=%s", self.label)
                 attempts_left -= 1
                 if not attempts_left:
                     reason = f"sshd allows no more processes on this connection ({problem.text})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -17,6 +18,8 @@ from skymagic.ssh.config import Endpoint
 
 if TYPE_CHECKING:
     import paramiko
+
+logger = logging.getLogger(__name__)
 
 
 POLL_INTERVAL = 0.05
@@ -113,6 +116,7 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
             sock.close()
             if not isinstance(failed, OSError):
                 raise
+            logger.debug("address not reached: host=%s reason=%s", endpoint.label, failed)
             problem = failed
     assert problem is not None
     raise HostError(

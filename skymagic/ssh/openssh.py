@@ -17,6 +17,7 @@ last channel, so that another pool, or another kernel that attaches, does not ha
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -39,6 +40,8 @@ from skymagic.ssh.hostlist import expand
 from skymagic.ssh.login import PREFERRED_CIPHERS, preferred_first
 from skymagic.wire.record import why_unsafe
 from skymagic.wire.untrusted import sanitized
+
+logger = logging.getLogger(__name__)
 
 Ask = Callable[[str], str]
 LOGIN_SECONDS = 60.0
@@ -167,6 +170,11 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
                 )
             except HostError as failed:
                 if ask is None:
+                    logger.warning(
+                        "login refused, not tried again for a while: host=%s seconds=%s",
+                        endpoint.label,
+                        REFUSED_SECONDS,
+                    )
                     _refused[path] = time.monotonic() + REFUSED_SECONDS, failed
                 raise
             held = _connect_to_master(endpoint.label, path)
@@ -177,6 +185,7 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
             f"try: {by_hand}",
             code="openssh-no-master",
         )
+    logger.info("connection over OpenSSH is up: host=%s", endpoint.label)
     return OpenSSHConnection(endpoint.label, path, held)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import mmap
 import threading
 import time
@@ -14,6 +15,8 @@ from skymagic.cluster import Node
 from skymagic.wire import store
 from skymagic.wire.codec import Transport
 from skymagic.wire.store import Heartbeat, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
 """Seconds within which a value server must report that it is ready."""
@@ -142,7 +145,9 @@ class StoreClient:
             transport = self._start(self.node)
             try:
                 self._handshake(transport)
+                logger.info("value server is connected: node=%s", self.number)
             except BaseException:
+                logger.warning("value server not reached: node=%s", self.number)
                 self._disconnect(transport)
                 raise
 
@@ -311,6 +316,7 @@ class StoreClient:
         with self._changed:
             if transport is None or self._transport is not transport:
                 return
+            logger.info("connection to the value server has ended: node=%s", self.number)
             self._transport, self._ready = None, False
             self._changed.notify_all()
             # In the background, because closing may take a while.

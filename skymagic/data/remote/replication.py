@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,8 @@ from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
 from skymagic.wire import store
 from skymagic.wire.store import PIECE_BYTES, Ready, Stored, StoreFailed
+
+logger = logging.getLogger(__name__)
 
 NOTEBOOK = -1
 """Source of a node that receives a value over the notebook's own connection."""
@@ -232,6 +235,7 @@ class Replication:
 
     def lose(self, node: int) -> None:
         """Stop sending to a node that is gone."""
+        logger.info("no values are sent to the lost node: node=%s", node)
         with self.changed:
             self.clients.lost.add(node)
             self._replan = True
@@ -242,6 +246,7 @@ class Replication:
 
         `settle` sends it the files that it lacks.
         """
+        logger.info("values are sent to the node again: node=%s", node)
         with self.changed:
             self.clients.lost.discard(node)
             for file in self._files.values():
@@ -298,6 +303,12 @@ class Replication:
         file = self._files.get(message.name)
         if file is None or node not in file.placement.sources:
             return
+        logger.warning(
+            "value not stored, another source is tried: node=%s name=%s errno=%s",
+            node,
+            message.name,
+            message.errno,
+        )
         file.placement.stopped(node)
         self._replan = True
         node_name = self.clients.all[node].node.name

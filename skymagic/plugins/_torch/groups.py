@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,8 @@ from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
 from skymagic.runtime.on_import import Patches, wraps
+
+logger = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(seconds=60)
 FIRST_USE_TIMEOUT = timedelta(minutes=30)
@@ -104,6 +107,12 @@ class Group:
                     )
             finally:
                 self._ours = False
+            logger.info(
+                "process group is formed: backend=%s world_size=%s generation=%s",
+                backend,
+                info.world_size,
+                rendezvous.generation(),
+            )
             # First of all: torch's store lets any process that reaches its port register as a rank.
             membership.verify(secret, info.rank)
             self._store.set_timeout(FIRST_USE_TIMEOUT)

@@ -9,6 +9,7 @@ itself, which here follows the list of offers and reports a reason for each step
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from skymagic.providers.aws.errors import Where
 from skymagic.providers.aws.network import NetworkPlace
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
+
+logger = logging.getLogger(__name__)
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 """Canonical's parameter; see documentation.ubuntu.com/aws, "Find Ubuntu images on AWS"."""
@@ -196,7 +199,9 @@ def launch(clients: AwsClients, region: str, parameters: Mapping[str, Any]) -> l
         SETTLE_SECONDS,
         lambda problem: problem.kind == "missing",  # the security group, created a moment ago
     )
-    return [instance["InstanceId"] for instance in answer["Instances"]]
+    ids = [instance["InstanceId"] for instance in answer["Instances"]]
+    logger.info("instances are launched: region=%s ids=%s", region, ids)
+    return ids
 
 
 def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[RunningInstance]:

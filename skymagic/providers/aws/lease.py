@@ -7,6 +7,7 @@ seconds late, and because a launch whose answer was lost may have started machin
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -23,6 +24,8 @@ from skymagic.providers.aws.launch import RunningInstance
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.sweep import Release
 from skymagic.providers.aws.tags import Label, filters
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 LOOK_SECONDS, SOON_SECONDS = 20.0, 2.0
@@ -219,6 +222,7 @@ class Lease:
             self._check_wanted()
             ids = launch.launch(clients, offer.region, run_parameters)
         except CloudError as problem:
+            logger.warning("instances not launched: region=%s kind=%s", offer.region, problem.kind)
             region.uncertain = problem.kind in UNCERTAIN
             raise
         region.instances |= set(ids)
@@ -227,6 +231,7 @@ class Lease:
         ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disks))
         region.uncertain = False
         running = launch.wait_running(clients, offer.region, ids)
+        logger.info("instances run: region=%s ids=%s", offer.region, ids)
         if head and offer.cards > 1 and not self.settings.use_private_ips:
             public = network.head_address(clients, offer.region, running[0].interface, self.label)
             running[0] = replace(running[0], public=public)
@@ -261,6 +266,7 @@ class Lease:
         """
         if self._released:
             return
+        logger.info("machines are released: job=%s", self.label.job)
         self._closing = True
         problems: list[str] = []
         uninterrupted(lambda: problems.extend(self._release()))

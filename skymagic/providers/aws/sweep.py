@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.providers.aws import boot, catalogue, ledger, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.wire.threads import run_all
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 # from the terminate call to "terminated": minutes for machines with many GPUs
@@ -156,9 +159,16 @@ class Release:
                     "ec2", self.region, "TerminateInstances", InstanceIds=[instance_id]
                 )
                 self._asked.add(instance_id)
+                logger.info("instance is ended: region=%s id=%s", self.region, instance_id)
             except CloudError as problem:
                 # right after a launch, parts of EC2 do not know the instance yet
                 if problem.kind != "missing":
+                    logger.warning(
+                        "instance not ended: region=%s id=%s kind=%s",
+                        self.region,
+                        instance_id,
+                        problem.kind,
+                    )
                     self._refused.add(instance_id)
                     self.problems.append(
                         f"instance {instance_id} in {self.region}: {problem.reason}"
