@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
@@ -72,6 +71,61 @@ KIND = "accelerator_type:"
 # ---------------------------------------------------------------------------------- the link to Ray
 
 
+@dataclass(frozen=True)
+class PlacedNode:
+    """Node on which Ray has placed a pool.
+
+    Attributes:
+        host: its host name.
+        ray_id: Ray's ID of the node.
+        address: the address at which Ray's other nodes reach it.
+    """
+
+    host: str
+    ray_id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class DriverAnswer:
+    """One answer of the process that is connected to Ray; the request determines its fields.
+
+    Attributes:
+        error: why the request was refused; "" if it was not.
+        resources: those of each node in the cluster (``nodes``).
+        waits: what a pool waits for (``place``).
+        placed: the pool's nodes (``place``, at its end).
+        fate: why a node is gone; "" if it is not (``fate``).
+        left: names that remain after a pool's end (``end``).
+        pools: job IDs with Ray's states of their groups (``pools``).
+    """
+
+    error: str = ""
+    resources: tuple[Mapping[str, float], ...] = ()
+    waits: str = ""
+    placed: tuple[PlacedNode, ...] = ()
+    fate: str = ""
+    left: tuple[str, ...] = ()
+    pools: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, line: bytes) -> DriverAnswer:
+        """Return the answer in a line of JSON."""
+        answer = json.loads(line)
+        return cls(
+            error=answer.get("error", ""),
+            resources=tuple(answer.get("resources", ())),
+            waits=answer.get("waits", ""),
+            placed=tuple(
+                PlacedNode(node["host"], node["ray_id"], node["address"])
+                for node in answer.get("placed", ())
+            ),
+            fate=answer.get("fate", ""),
+            left=tuple(answer.get("left", ())),
+            pools=tuple((job, state) for job, state in answer.get("pools", ())),
+        )
+
+
 class RayLink:
     """The process that is connected to Ray. Started on first use, and restarted if it has ended.
 
@@ -90,8 +144,8 @@ class RayLink:
         self._control: socket.socket | None = None
 
     def ask(
-        self, request: Mapping[str, Any], seconds: float | None = ANSWER_SECONDS
-    ) -> Iterator[dict[str, Any]]:
+        self, request: Mapping[str, object], seconds: float | None = ANSWER_SECONDS
+    ) -> Iterator[DriverAnswer]:
         """Yield the answers to a request as they arrive. Can be interrupted.
 
         Raises ProvisionError if no cluster answers, or it refuses the request.
@@ -104,9 +158,9 @@ class RayLink:
                 self.send(request, (far,))
             try:
                 for line in lines:
-                    answer = json.loads(line)
-                    if "error" in answer:
-                        raise ProvisionError(f"Ray: {answer['error']}", code="ray-refused")
+                    answer = DriverAnswer.parse(line)
+                    if answer.error:
+                        raise ProvisionError(f"Ray: {answer.error}", code="ray-refused")
                     yield answer
             except TimeoutError:
                 raise ProvisionError(
@@ -117,7 +171,7 @@ class RayLink:
                 f"the connection to the Ray cluster at {self.address} is lost", code="ray-lost"
             )
 
-    def send(self, request: Mapping[str, Any], sockets: Sequence[socket.socket]) -> None:
+    def send(self, request: Mapping[str, object], sockets: Sequence[socket.socket]) -> None:
         """Send a request together with the sockets for its answers.
 
         Raises ProvisionError if no cluster answers.
@@ -365,7 +419,7 @@ class RayNode(ClusterNode):
         # without the head, the first attempt may block until Ray ends the process that asks
         for _ in range(2):
             with contextlib.suppress(ProvisionError):
-                return "".join(answer["fate"] for answer in self.link.ask(question))
+                return "".join(answer.fate for answer in self.link.ask(question))
         return self.link.lost()
 
 
@@ -415,7 +469,7 @@ class Ray:
             # runs while the driver imports Ray, which takes most of a second
             (needed,) = start_all([lambda: ssh.needs(request, shape, say)], name="skymagic-needs")
             (answer,) = link.ask({"do": "nodes"})
-            resources = bundle(request, answer["nodes"])
+            resources = bundle(request, answer.resources)
             image, requirements = needed.result()
         except BaseException:
             link.close()
@@ -428,7 +482,7 @@ class Ray:
             image=image,
             hosts=(f"{count(shape.nodes, 'node')} of the Ray cluster at {link.address}",),
             cpus=int(resources["CPU"]),
-            memory_gb=min((node.get("memory", 0.0) for node in answer["nodes"]), default=0.0)
+            memory_gb=min((node.get("memory", 0.0) for node in answer.resources), default=0.0)
             // 1e9,
             devices=(gpus.devices_by_name(*[gpu.name] * gpu.count),) * shape.nodes if gpu else (),
             remote=True,
@@ -444,8 +498,8 @@ class Ray:
         pem = tls.certificate()
         allocated = _placed(survey, pem, say)
         nodes = [
-            RayNode(name, job_id, survey.link, index, record["address"], key)
-            for index, (name, record) in enumerate(zip(_names(allocated), allocated, strict=True))
+            RayNode(name, job_id, survey.link, index, node.address, key)
+            for index, (name, node) in enumerate(zip(_names(allocated), allocated, strict=True))
         ]
         ssh.call_concurrently(lambda place: place.introduce(pem), nodes)
         hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
@@ -484,7 +538,7 @@ class Ray:
             cluster = f"the Ray cluster at {link.address}"
             listed += [
                 ListedPool(job.rpartition("-")[0], job, cluster, state.lower())
-                for job, state in answer["pools"]
+                for job, state in answer.pools
             ]
         return listed
 
@@ -507,7 +561,7 @@ def _note(job: str) -> Path:
 def _end(link: RayLink, job: str) -> None:
     """Remove a pool from Ray. Raises ProvisionError if something remains."""
     if remaining := [
-        name for answer in link.ask({"do": "end", "job": job}) for name in answer["left"]
+        name for answer in link.ask({"do": "end", "job": job}) for name in answer.left
     ]:
         raise ProvisionError(
             f"Ray has not removed {', '.join(remaining)} (namespace skymagic) of pool {job}",
@@ -551,7 +605,7 @@ def _gpu_resources(
     return {"GPU": float(gpu.count), f"{KIND}{kind or gpu.name}": 0.001}
 
 
-def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
+def _placed(survey: RaySurvey, pem: str, say: Say) -> tuple[PlacedNode, ...]:
     """Wait until Ray has placed the pool and return its nodes. Raises ProvisionError.
 
     Args:
@@ -568,14 +622,16 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
         "introduction": bootstrap(job, sealed.fingerprint_of(pem)),
     }
     for answer in survey.link.ask(request, None):
-        if "nodes" in answer:
-            logger.info("Ray has placed the pool: job=%s nodes=%s", job, len(answer["nodes"]))
-            return list(answer["nodes"])
-        if missing := answer.get("waits"):
-            logger.info("Ray has no place yet: job=%s missing=%s", job, missing)
+        if answer.placed:
+            logger.info("Ray has placed the pool: job=%s nodes=%s", job, len(answer.placed))
+            return answer.placed
+        if answer.waits:
+            logger.info("Ray has no place yet: job=%s missing=%s", job, answer.waits)
             say(
                 StartStep(
-                    f"Ray has no place yet for {missing}", "requested", step=f"waits for {missing}"
+                    f"Ray has no place yet for {answer.waits}",
+                    "requested",
+                    step=f"waits for {answer.waits}",
                 )
             )
     raise ProvisionError(
@@ -583,10 +639,10 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
     )
 
 
-def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
+def _names(nodes: Sequence[PlacedNode]) -> list[str]:
     """Return display names of nodes: host names, with Ray's ID added if two nodes share a host."""
-    hosts = [sanitized_line(node["host"]) for node in nodes]
+    hosts = [sanitized_line(node.host) for node in nodes]
     return [
-        host if hosts.count(host) == 1 else f"{host}-{node['ray'][:6]}"
+        host if hosts.count(host) == 1 else f"{host}-{node.ray_id[:6]}"
         for host, node in zip(hosts, nodes, strict=True)
     ]

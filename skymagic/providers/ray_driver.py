@@ -43,7 +43,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Jupyter's environments have it for jsonschema, which Ray imports and which works without it:
 # it takes 1.2 of the 1.6 s that importing Ray takes
@@ -56,6 +56,7 @@ from ray.util import (
     placement_group_table,
     remove_placement_group,
 )
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
@@ -72,7 +73,8 @@ PIECE = 96_000
 Below 100 KB Ray sends values with the call itself. Larger ones go through object stores, where some
 take another second.
 """
-Answers = Iterator[dict[str, Any]]
+Answers = Iterator[dict[str, object]]
+"""Lines of JSON; `providers.ray.DriverAnswer` has their fields."""
 KEY_NAME = "channel.key"
 """File in a holder's folder that `wire.sealed` writes. This file runs without our packages."""
 NO_DAEMONS = {"start", "python", KEY_NAME}
@@ -82,7 +84,7 @@ WINDOW = 1000
 """Number of calls of a session that may overtake one another."""
 Ticket = tuple[str, int, str]
 """A caller's session, the number of the call in it, and the proof."""
-WAITING: dict[str, Any] = {}
+WAITING: dict[str, PlacementGroup] = {}
 """Placement groups of pools whose nodes are not ready yet, by job ID."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
 """Variables that Ray sets for its workers, besides RAY_*."""
@@ -455,27 +457,37 @@ def is_there(name: str) -> bool:
     return True
 
 
+class GroupState(NamedTuple):
+    """State of a placement group in Ray's words."""
+
+    state: str
+    scheduling_state: str
+
+    @classmethod
+    def of(cls, group: PlacementGroup) -> GroupState:
+        """Return the state in the group's row of `placement_group_table`."""
+        row = placement_group_table(group)
+        return cls(row.get("state", ""), row.get("stats", {}).get("scheduling_state", ""))
+
+
 def waits(
-    group: Mapping[str, Any],
+    group: GroupState,
     bundles: Sequence[Mapping[str, float]],
-    nodes: Sequence[Mapping[str, Any]],
+    nodes: Sequence[Mapping[str, float]],
 ) -> str:
     """Describe what a placement group waits for, with Ray's own state. Pure.
 
     Args:
-        group: its row of `placement_group_table`.
-        nodes: the nodes that are alive, as `ray.nodes` lists them.
+        nodes: resources of the nodes that are alive.
     """
     able = sum(
-        all(node["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items())
-        for node in nodes
+        all(resources.get(key, 0) >= amount for key, amount in bundles[0].items())
+        for resources in nodes
     )
     resources = ", ".join(
         f"{key} {amount:g}" if amount >= 1 else key for key, amount in bundles[0].items()
     )
-    state = ", ".join(
-        filter(None, (group.get("state"), group.get("stats", {}).get("scheduling_state")))
-    )
+    state = ", ".join(filter(None, (group.state, group.scheduling_state)))
     reason = "which others use"
     if able < len(bundles):
         reason = (
@@ -504,7 +516,7 @@ def serve(control: socket.socket) -> None:
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 
-def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
+def answer(request: Any, sockets: Sequence[socket.socket]) -> None:
     """Execute a request and send one line of JSON per answer."""
     named = {handler.__name__: handler for handler in ANSWERS}
     # the notebook may no longer wait for the answer
@@ -522,12 +534,12 @@ def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
 
 def nodes(_: object) -> Answers:
     """Yield the resources of each node in the cluster."""
-    yield {"nodes": [node["Resources"] for node in alive_nodes()]}
+    yield {"resources": alive_resources()}
 
 
-def alive_nodes() -> list[dict[str, Any]]:
-    """Return the nodes that are alive, as `ray.nodes` lists them."""
-    return [node for node in ray.nodes() if node["Alive"]]
+def alive_resources() -> list[dict[str, float]]:
+    """Return the resources of the nodes that are alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def made(
@@ -583,10 +595,10 @@ def place(
         raise placement_group
     last_message, starting = "", [holder.__ray_ready__.remote() for holder in placement_group]
     while len(ray.wait(starting, num_returns=len(starting), timeout=1.0)[0]) < len(starting):
-        row = placement_group_table(WAITING[job])
+        group = GroupState.of(WAITING[job])
         if (
-            row.get("state") != "CREATED"
-            and (message := waits(row, bundles, alive_nodes())) != last_message
+            group.state != "CREATED"
+            and (message := waits(group, bundles, alive_resources())) != last_message
         ):
             yield {"waits": (last_message := message)}
     ray.get(starting)
@@ -594,10 +606,10 @@ def place(
     nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
     nodes = [nodes_by_id[node_ids[index]] for index in range(len(bundles))]
     yield {
-        "nodes": [
+        "placed": [
             {
                 "host": node["NodeManagerHostname"],
-                "ray": node["NodeID"],
+                "ray_id": node["NodeID"],
                 "address": node["NodeManagerAddress"],
             }
             for node in nodes
@@ -800,11 +812,13 @@ def connect(address: str) -> None:
     Retries once, because Ray Client's proxy loses some of the processes that it starts for a client
     (ray-project/ray#63202).
     """
-    settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    init = functools.partial(
+        ray.init, address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+    )
     try:
-        ray.init(address, **settings)
+        init()
     except ConnectionAbortedError:  # after 40 s
-        ray.init(address, **settings)
+        init()
 
 
 def main(descriptor: str, address: str) -> None:

@@ -105,7 +105,7 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
 
 def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
     case.lease.acquire([A], 1)
-    filters = tags.filters(job="train-1234")
+    filters = tags.parameters(tags.filters(job="train-1234"))
     [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)[
         "SecurityGroups"
     ]
@@ -597,8 +597,8 @@ def test_one_pool_of_several_is_given_back_by_its_job(
     two = Case(server[1], "two-2")
     two.lease.acquire([A], 1)
     assert sweep.release_job(server[1], "one-1", [REGION]) == []
-    assert [tags.tag({"Tags": [{"Key": t["key"], "Value": t["value"]} for t in one.get_tags()]}, tags.JOB) for one in lab.instances()
-            if one.state == "running"] == ["two-2"]  # fmt: skip
+    running = sweep.instances(server[1], REGION, [], ("running",))
+    assert [instance.tag(tags.JOB) for instance in running] == ["two-2"]
     assert not boot.keys_folder("one-1").exists()
     two.lease.release()
 

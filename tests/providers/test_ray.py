@@ -138,7 +138,7 @@ def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(
 def test_nodes_are_called_by_their_hosts_unless_two_are_on_one() -> None:
     def names(*hosts: str) -> list[str]:
         return ray._names(
-            [{"host": host, "ray": f"{number}23456789"} for number, host in enumerate(hosts)]
+            [ray.PlacedNode(host, f"{number}23456789", "") for number, host in enumerate(hosts)]
         )
 
     assert names("a", "b") == ["a", "b"]

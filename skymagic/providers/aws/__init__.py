@@ -16,6 +16,7 @@ lease      the machines of one pool, and everything created for them
 launch     start all machines at once, in one zone and of one type
 network    their subnet, security group and placement group
 boot       their setup at first boot: keys, user data, and the watchdog that ends them
+instances  descriptions of instances, parsed from EC2's answers
 reaching   connect to running machines, directly or through a jump host
 replacing  check machines before the first cell; replace broken and lost ones
 sweep      rented resources found by their tags alone: list them by pool, and release them

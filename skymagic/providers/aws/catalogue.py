@@ -64,7 +64,7 @@ class InstanceType:
         return int(match[1]) if match else 0
 
 
-def instance_type(info: Mapping[str, Any]) -> InstanceType:
+def instance_type(info: Any) -> InstanceType:
     """Convert an entry of DescribeInstanceTypes. Missing fields count as zero."""
     network, usage = (
         info.get("NetworkInfo") or {},
@@ -100,7 +100,7 @@ def instance_type(info: Mapping[str, Any]) -> InstanceType:
     )
 
 
-def _gpus(info: Mapping[str, Any]) -> tuple[int, str | None, float, bool]:
+def _gpus(info: Any) -> tuple[int, str | None, float, bool]:
     """Parse the GPUs of a type.
 
     Returns:
@@ -301,7 +301,9 @@ def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
     notes: list[str] = []
     label = cache_label(clients, region)
     types = optional(
-        lambda: cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region)),
+        lambda: cache.fresh(
+            f"types-{label}", DAY, lambda: list(map(asdict, _types(clients, region)))
+        ),
         "ec2:DescribeInstanceTypes",
         notes,
     )
@@ -332,12 +334,12 @@ def cache_label(clients: AwsClients, region: str) -> str:
     return "-".join(filter(None, (region, profile, urlsplit(address).netloc)))
 
 
-def _types(clients: AwsClients, region: str) -> list[dict[str, Any]]:
+def _types(clients: AwsClients, region: str) -> list[InstanceType]:
     virtual = [{"Name": "bare-metal", "Values": ["false"]}]
     pages = clients.pages(
         "ec2", region, "DescribeInstanceTypes", "InstanceTypes", Filters=virtual, MaxResults=100
     )
-    return [asdict(instance_type(info)) for info in pages]
+    return [instance_type(info) for info in pages]
 
 
 def _zones(clients: AwsClients, region: str) -> dict[str, list[str]]:

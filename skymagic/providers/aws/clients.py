@@ -140,15 +140,14 @@ class AwsClients:
         self, service: str, region: str, operation: str, result: str, **parameters: Any
     ) -> Iterator[Any]:
         """Yield the items under `result` from all pages of a call. Raises like `call`."""
-        token: dict[str, Any] = {}
         while True:
-            answer = self.call(service, region, operation, **parameters, **token)
+            answer = self.call(service, region, operation, **parameters)
             yield from answer.get(result, ())
             if not answer.get("NextToken"):
                 return
-            token = {"NextToken": answer["NextToken"]}
+            parameters["NextToken"] = answer["NextToken"]
 
-    def _retried(self, once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _retried(self, once: Callable[[], T]) -> T:
         waited, pause = 0.0, FIRST_PAUSE
         while True:
             try:
@@ -162,17 +161,17 @@ class AwsClients:
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
     def _once(
-        self, location: Where, service: str, operation: str, parameters: Mapping[str, Any]
+        self, location: Where, service: str, operation: str, parameters: Mapping[str, object]
     ) -> dict[str, Any]:
         from botocore import xform_name
 
         with _in_words(location):
             method = getattr(self._client(service, location.region), xform_name(operation))
-            answer: dict[str, Any] = method(**parameters)
+            answer: Any = method(**parameters)
         # botocore treats a page as an empty answer if the service speaks JSON
         if _is_page(answer):
             raise errors.page(_status(answer), location)
-        return answer
+        return dict(answer)
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # creating clients is not thread-safe, using them is
@@ -221,18 +220,17 @@ def _in_words(location: Where) -> Iterator[None]:
         raise errors.failed(("InvalidEndpoint",), str(problem), location) from problem
 
 
-def _status(answer: Mapping[str, Any]) -> int:
+def _status(answer: Any) -> int:
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 400))
 
 
-def _is_page(answer: Mapping[str, Any]) -> bool:
+def _is_page(answer: Any) -> bool:
     """Return True if an answer is HTML, from a proxy or a network's login page.
 
     AWS answers in XML and JSON.
     """
-    return "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(
-        "content-type", ""
-    )
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return "html" in headers.get("content-type", "")
 
 
 @functools.cache

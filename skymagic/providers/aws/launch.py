@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.errors import Where
+from skymagic.providers.aws.instances import Instance
 from skymagic.providers.aws.network import NetworkPlace
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
@@ -117,7 +117,7 @@ def parameters(
     label: Label,
     token: str,
     near: str = "",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the parameters of RunInstances. Pure.
 
     Args:
@@ -153,7 +153,7 @@ def parameters(
     }
 
 
-def _market(offer: MachineOffer) -> dict[str, Any]:
+def _market(offer: MachineOffer) -> dict[str, object]:
     if not offer.spot:
         return {}
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
@@ -162,12 +162,12 @@ def _market(offer: MachineOffer) -> dict[str, Any]:
 
 def interfaces(
     offer: MachineOffer, network: NetworkPlace, settings: CloudSettings
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the network cards of each machine. Pure.
 
     EC2 assigns no public address on its own to a machine with several cards.
     """
-    card_settings: dict[str, Any] = {
+    card_settings: dict[str, object] = {
         "SubnetId": network.subnet,
         "Groups": [network.group],
         "DeleteOnTermination": True,
@@ -188,8 +188,11 @@ def interfaces(
     ]
 
 
-def launch(clients: AwsClients, region: str, parameters: Mapping[str, Any]) -> list[str]:
+def launch(clients: AwsClients, region: str, parameters: Mapping[str, object]) -> list[str]:
     """Start machines and return their IDs. Repeating the same call starts them only once.
+
+    Args:
+        parameters: those of RunInstances, as `parameters` returns them.
 
     Raises:
         CloudError: no machine was started; if `kind` is in `errors.UNCERTAIN`, that is unknown.
@@ -217,17 +220,14 @@ def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[R
         instances = describe(clients, region, ids)
         check_running(instances.values(), region)
         if len(instances) == len(ids) and all(
-            instance["State"]["Name"] == "running" for instance in instances.values()
+            instance.state == "running" for instance in instances.values()
         ):
-            return [_instance(instances[instance_id], region) for instance_id in ids]
+            return [_running(instances[instance_id], region) for instance_id in ids]
         if time.monotonic() >= end:
-            states = {
-                instance_id: instances[instance_id]["State"]["Name"]
-                if instance_id in instances
-                else "not known"
-                for instance_id in ids
-            }
-            listed = ", ".join(f"{instance_id} {state}" for instance_id, state in states.items())
+            states = {instance.id: instance.state for instance in instances.values()}
+            listed = ", ".join(
+                f"{instance_id} {states.get(instance_id, 'not known')}" for instance_id in ids
+            )
             raise CloudError(
                 "internal",
                 "",
@@ -236,48 +236,39 @@ def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[R
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
-def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, Instance]:
     """Return EC2's descriptions of instances by ID, for those that it knows. Raises CloudError."""
     # with a filter, unknown IDs are not an error
     filters = [{"Name": "instance-id", "Values": list(ids)}]
     reservations = clients.pages(
         "ec2", region, "DescribeInstances", "Reservations", Filters=filters
     )
-    return {
-        instance["InstanceId"]: instance
+    instances = (
+        Instance.parse(described)
         for reservation in reservations
-        for instance in reservation["Instances"]
-    }
+        for described in reservation["Instances"]
+    )
+    return {instance.id: instance for instance in instances}
 
 
-def check_running(machine: Any, region: str) -> None:
+def check_running(instances: Iterable[Instance], region: str) -> None:
     """Raise CloudError if one of these instances ends or has ended, with EC2's reason."""
-    for instance in machine:
-        if instance["State"]["Name"] not in ("pending", "running"):
-            reason = instance.get("StateReason", {})
+    for instance in instances:
+        if not instance.runs:
             message = (
-                f"{instance['InstanceId']} has ended while it was starting: "
-                f"{reason.get('Message', 'no reason is given')}"
+                f"{instance.id} has ended while it was starting: "
+                f"{instance.reason or 'no reason is given'}"
             )
             raise errors.refused(
-                reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region)
+                instance.reason_code or "Ended", message, Where("ec2:RunInstances", region)
             )
 
 
-def _instance(response: Mapping[str, Any], region: str) -> RunningInstance:
-    cards = response.get("NetworkInterfaces", ())
-    first: Mapping[str, Any] = next(
-        (
-            network_card
-            for network_card in cards
-            if network_card.get("Attachment", {}).get("DeviceIndex") == 0
-        ),
-        {},
-    )
+def _running(instance: Instance, region: str) -> RunningInstance:
     return RunningInstance(
-        response["InstanceId"],
-        region,
-        response["PrivateIpAddress"],
-        response.get("PublicIpAddress", ""),
-        first.get("NetworkInterfaceId", ""),
+        id=instance.id,
+        region=region,
+        private=instance.private_address,
+        public=instance.public_address,
+        interface=instance.interface,
     )

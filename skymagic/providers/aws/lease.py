@@ -164,9 +164,7 @@ class Lease:
         except CloudError:
             instances = {}
         self._runs |= {
-            instance_id: instances[instance_id]["State"]["Name"] in ("pending", "running")
-            if instance_id in instances
-            else None
+            instance_id: instances[instance_id].runs if instance_id in instances else None
             for instance_id in ids
         }
 

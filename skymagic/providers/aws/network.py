@@ -11,13 +11,12 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.errors import UNCERTAIN
-from skymagic.providers.aws.tags import Label, filters
+from skymagic.providers.aws.tags import Label, filters, parameters
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 """AWS service that returns the caller's public address."""
@@ -143,11 +142,11 @@ def security_group(
         ):  # created by a call whose answer was lost
             raise
         groups = clients.call(
-            "ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job)
+            "ec2", region, "DescribeSecurityGroups", Filters=parameters(filters(job=label.job))
         )["SecurityGroups"]
         group_id = next(group["GroupId"] for group in groups if group["VpcId"] == vpc)
-    within: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
-    ssh: dict[str, Any] = {
+    within: dict[str, object] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
+    ssh: dict[str, object] = {
         "IpProtocol": "tcp",
         "FromPort": settings.ssh_port,
         "ToPort": settings.ssh_port,
@@ -161,7 +160,7 @@ def security_group(
 
 
 def _allow(
-    clients: AwsClients, region: str, direction: str, to: str, rule: Mapping[str, Any]
+    clients: AwsClients, region: str, direction: str, to: str, rule: Mapping[str, object]
 ) -> None:
     def once() -> object:
         return clients.call(

@@ -125,10 +125,13 @@ def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
     return prices
 
 
-def product(listed: Mapping[str, Any]) -> tuple[str, float | None]:
+def product(listed: Any) -> tuple[str, float | None]:
     """Return the type and the on-demand price of a product in dollars per hour.
 
     The price is None if the product has none, or it is 0.
+
+    Args:
+        listed: product in the JSON of GetProducts.
     """
     dollars = [
         float(dimension["pricePerUnit"].get("USD") or 0)

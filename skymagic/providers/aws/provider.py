@@ -135,9 +135,7 @@ def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
     for region in dict.fromkeys(offer.region for offer in survey.offers):
         jobs: dict[str, set[str]] = {}
         for instance in sweep.instances(survey.clients, region, filters, sweep.LISTED_STATES):
-            jobs.setdefault(tags.tag(instance, tags.CLIENT), set()).add(
-                tags.tag(instance, tags.JOB)
-            )
+            jobs.setdefault(instance.tag(tags.CLIENT), set()).add(instance.tag(tags.JOB))
         for client, job_ids in jobs.items():
             listed = (
                 f"pool {label.pool!r} is in {region} already "

@@ -106,9 +106,7 @@ def ended_instances(clients: AwsClients, accesses: Sequence[RentedAccess]) -> li
     ids = [access.instance for access in accesses]
     instances = launch.describe(clients, accesses[0].region, ids)
     states = {
-        instance_id: instances[instance_id]["State"]["Name"]
-        if instance_id in instances
-        else "terminated"
+        instance_id: instances[instance_id].state if instance_id in instances else "terminated"
         for instance_id in ids
     }
     # they may have been stopped in EC2's console

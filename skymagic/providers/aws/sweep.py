@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skymagic.errors import CloudError, RequestError
 from skymagic.providers.aws import boot, catalogue, ledger, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
+from skymagic.providers.aws.instances import Instance
+from skymagic.providers.aws.tags import Filter
 from skymagic.wire.threads import run_all
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ EC2's listings lag by seconds.
 ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 REGION_THREADS = 8
 
-Filters = Sequence[Mapping[str, Any]]
+Filters = Sequence[Filter]
 T = TypeVar("T")
 
 
@@ -54,26 +56,26 @@ class RegionInventory:
 
 def instances(
     clients: AwsClients, region: str, filters: Filters, states: Sequence[str] = ALIVE
-) -> list[dict[str, Any]]:
-    """Return EC2's descriptions of the instances with these tags, except terminated ones.
-
-    Raises CloudError.
-    """
-    query = [*filters, {"Name": "instance-state-name", "Values": list(states)}]
+) -> list[Instance]:
+    """Return the instances with these tags, except terminated ones. Raises CloudError."""
+    query = tags.parameters([*filters, Filter("instance-state-name", tuple(states))])
     reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=query)
-    return [instance for reservation in reservations for instance in reservation["Instances"]]
+    return [
+        Instance.parse(described)
+        for reservation in reservations
+        for described in reservation["Instances"]
+    ]
 
 
 def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInventory:
     """Return all resources with these tags. Raises CloudError."""
     running = instances(clients, region, filters)
-    groups = clients.pages(
-        "ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters)
-    )
-    addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
+    query = tags.parameters(filters)
+    groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=query)
+    addresses = clients.call("ec2", region, "DescribeAddresses", Filters=query)["Addresses"]
     return RegionInventory(
         region,
-        {instance["InstanceId"]: tags.tag(instance, tags.JOB) for instance in running},
+        {instance.id: instance.tag(tags.JOB) for instance in running},
         tuple(group["GroupId"] for group in groups),
         tuple(address["AllocationId"] for address in addresses),
         _placements(clients, region, filters),
@@ -86,9 +88,9 @@ def _placements(clients: AwsClients, region: str, filters: Filters) -> tuple[str
     Empty if they may not be listed, since then none can be created either.
     """
     try:
-        groups = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))[
-            "PlacementGroups"
-        ]
+        groups = clients.call(
+            "ec2", region, "DescribePlacementGroups", Filters=tags.parameters(filters)
+        )["PlacementGroups"]
     except CloudError as problem:
         if problem.kind == "permission":
             return ()
@@ -177,10 +179,7 @@ class Release:
     def _alive(self) -> set[str] | None:
         """Return the listed instances that are not terminated, or None without an answer."""
         try:
-            return {
-                instance["InstanceId"]
-                for instance in instances(self.clients, self.region, self.filters)
-            }
+            return {instance.id for instance in instances(self.clients, self.region, self.filters)}
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
             self.problems.append(
@@ -394,10 +393,10 @@ def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
     own_tags = tags.filters(owner=owner_of(clients))
     ask = partial(instances, clients, filters=own_tags, states=LISTED_STATES)
     instances_by_region, unreached = in_regions(catalogue.used_regions(clients), ask)
-    jobs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    jobs: dict[tuple[str, str], list[Instance]] = {}
     for region, listed in instances_by_region.items():
         for instance in listed:
-            jobs.setdefault((region, tags.tag(instance, tags.JOB)), []).append(instance)
+            jobs.setdefault((region, instance.tag(tags.JOB)), []).append(instance)
     pools = [_pool(region, job, listed) for (region, job), listed in jobs.items()]
     pools.sort(key=lambda one: min(machine.launched for machine in one.machines))
     return Tagged(
@@ -405,20 +404,13 @@ def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
     )
 
 
-def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool:
-    name, client, ends = (tags.tag(listed[0], key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
-    return TaggedPool(name, job, client, region, ends, tuple(map(_machine, listed)))
-
-
-def _machine(instance: dict[str, Any]) -> TaggedMachine:
-    zone = instance.get("Placement", {}).get("AvailabilityZone", "")
-    return TaggedMachine(
-        instance["InstanceId"],
-        instance["InstanceType"],
-        zone,
-        instance["State"]["Name"],
-        instance["LaunchTime"].timestamp(),
+def _pool(region: str, job: str, instances: Sequence[Instance]) -> TaggedPool:
+    name, client, ends = (instances[0].tag(key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
+    machines = tuple(
+        TaggedMachine(instance.id, instance.type, instance.zone, instance.state, instance.launched)
+        for instance in instances
     )
+    return TaggedPool(name, job, client, region, ends, machines)
 
 
 def chosen_pool(tagged: Tagged, name: str | None) -> TaggedPool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 POOL, JOB, OWNER, CLIENT, ENDS = (
     f"skymagic:{name}" for name in ("pool", "job", "owner", "client", "ends")
@@ -40,7 +40,7 @@ class Label:
         }
         return [{"Key": key, "Value": value[:256]} for key, value in values.items()]
 
-    def specifications(self, *kinds: str) -> list[dict[str, Any]]:
+    def specifications(self, *kinds: str) -> list[dict[str, object]]:
         """Return ``TagSpecifications`` for a call that creates resources of these kinds.
 
         The resources are tagged from their first moment.
@@ -53,18 +53,32 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def filters(**values: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Filter:
+    """Filter of EC2's calls: a resource must have one of the values."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def parameter(self) -> dict[str, object]:
+        """The filter in EC2's format."""
+        return {"Name": self.name, "Values": list(self.values)}
+
+
+def filters(**values: str) -> list[Filter]:
     """Return filters for EC2's calls that select these tags: ``filters(owner=…, pool="train")``."""
-    return [
-        {"Name": f"tag:skymagic:{name}", "Values": [value[:256]]} for name, value in values.items()
-    ]
+    return [Filter(f"tag:skymagic:{name}", (value[:256],)) for name, value in values.items()]
 
 
-def tag(resource: dict[str, Any], key: str) -> str:
-    """Return the value of a tag in EC2's description of a resource; "" without it."""
-    return next(
-        (str(entry["Value"]) for entry in resource.get("Tags", ()) if entry["Key"] == key), ""
-    )
+def parameters(filters: Iterable[Filter]) -> list[dict[str, object]]:
+    """Return filters in EC2's format."""
+    return [selection.parameter for selection in filters]
+
+
+def tag_values(entries: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """Return the values of tags by key, from EC2's description of a resource."""
+    return {str(entry["Key"]): str(entry["Value"]) for entry in entries}
 
 
 def owner(arn: str) -> str:
