@@ -346,9 +346,9 @@ def _last(agents: Agents, rank: int, matching: Chosen, lines: int) -> tuple[list
     for run in matching.runs or (WHOLE_LOG,):
         partial_line = ""
         for piece in telemetry.pieces(agents, rank, run):
-            *complete_lines, partial_line = (partial_line + piece["text"]).split("\n")
+            *complete_lines, partial_line = (partial_line + piece.text).split("\n")
             last_lines.extend(matching.matching(complete_lines))
-            end = piece["end"]
+            end = piece.end
         last_lines.extend(matching.matching([partial_line] if partial_line else []))
     return list(last_lines), end
 
@@ -370,10 +370,10 @@ def _follow_run(agents: Agents, matching: Chosen, ends: dict[int, int], write: W
         for rank in list(partial_lines):
             over, previous_end = False, ends[rank]
             for piece in telemetry.pieces(agents, rank, matching.runs[-1], previous_end or None):
-                *complete_lines, partial_lines[rank] = (partial_lines[rank] + piece["text"]).split(
+                *complete_lines, partial_lines[rank] = (partial_lines[rank] + piece.text).split(
                     "\n"
                 )
-                ends[rank], over = piece["end"], piece["over"]
+                ends[rank], over = piece.end, piece.over
                 write(_labelled(matching.matching(complete_lines), matching.label(rank)))
             if over:
                 partial_line = partial_lines.pop(rank)

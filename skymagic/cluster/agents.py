@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from skymagic.cluster.links import Routes
 from skymagic.cluster.nodes import Liveness, Node
@@ -37,7 +36,7 @@ class Agents(AgentRequests):
         ended: called with a reason when an agent ends everything, because a limit was reached or
             the pool was ended from elsewhere.
         problem: called with the description of a problem on a node that continues.
-        shown: called with a rank and its output in a run that another notebook started.
+        shown: called with output of a rank in a run that another notebook started.
         told: called with notices of machines that will be reclaimed, and with the results of the
             ranks' hooks.
     """
@@ -50,7 +49,7 @@ class Agents(AgentRequests):
         note: Callable[[str], object],
         ended: Callable[[str], None],
         problem: Callable[[str], None],
-        shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
+        shown: Callable[[wire.Output], None] = lambda output: None,
         on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: (
             None
         ),
@@ -159,7 +158,7 @@ class Agents(AgentRequests):
     def _order(self, ranks: Iterable[int], generation: int) -> None:
         for link, node_ranks in self._links.of(ranks):
             specs = tuple(
-                vars(self.specs[rank][1]) | {"generation": generation} for rank in node_ranks
+                replace(self.specs[rank][1], generation=generation) for rank in node_ranks
             )
             # Engines use this to find the controller. The head's agent has it, as does any agent
             # that was sent it before.
@@ -410,6 +409,8 @@ class Agents(AgentRequests):
                     reason = f"{self.nodes[index].name}: {message.reason}"
                 case wire.ProbeReply():
                     self._calls.replied(message.number, index, message)
+                case wire.Measurement() | wire.LogReply() | wire.LoggedRuns():
+                    self._calls.replied(message.number, message.rank, message)
                 case wire.RankReply():
                     self._calls.replied(message.number, message.rank, message.value)
                 case wire.ControllerUp():
@@ -426,8 +427,8 @@ class Agents(AgentRequests):
             return
         if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
             self._pass_on(index, message)
-        if isinstance(message, wire.FollowedOutput):
-            self._shown(message.rank, message.content)
+        if isinstance(message, wire.Output):
+            self._shown(message)
         if isinstance(message, wire.AgentProblem):
             logger.warning("agent reports a problem: pool=%s node=%s", self.pool, index)
             self._problem(f"{self.nodes[index].name}: {message.text}")

@@ -96,14 +96,24 @@ class AgentRequests(States):
             self._calls.wait(lambda: len(answers) >= len(reachable), timeout)
             return dict(answers)
 
-    def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
-        """Return a node's answer to a `wire.ReadLog` with these fields; None after `timeout`
-        seconds.
+    def read_log(self, request: wire.ReadLog, timeout: float) -> wire.LogPiece | None:
+        """Return a piece of a rank's log, or None after `timeout` seconds.
+
+        The request gets its number here.
         """
+        answer: wire.LogReply | None = self._ask_log(request, timeout)
+        return answer.piece if answer is not None else None
+
+    def logged_runs(self, rank: int, timeout: float) -> tuple[tuple[int, int], ...] | None:
+        """Return the runs in a rank's log and their cells, or None after `timeout` seconds."""
+        answer: wire.LoggedRuns | None = self._ask_log(wire.ReadLog(rank, 0, runs=True), timeout)
+        return answer.runs if answer is not None else None
+
+    def _ask_log(self, request: wire.ReadLog, timeout: float) -> Any:
         with self._calls.call() as (number, answers):
-            self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
-            self._calls.wait(lambda: rank in answers, timeout)
-            return answers.get(rank)
+            self._links[self.specs[request.rank][0]].send(replace(request, number=number))
+            self._calls.wait(lambda: request.rank in answers, timeout)
+            return answers.get(request.rank)
 
     @contextlib.contextmanager
     def busy(self, ranks: Iterable[int]) -> Iterator[None]:

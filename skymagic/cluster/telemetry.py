@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from skymagic.cluster.agents import Agents
 from skymagic.display.panel import RankUse
 from skymagic.errors import PoolError
 from skymagic.wire import agent as wire
 
+T = TypeVar("T")
 TIMEOUT = 20.0
 """Seconds that a node has to send each megabyte of a log."""
 
@@ -24,8 +25,8 @@ def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
     Raises:
         PoolError: its node did not answer. The functions below raise it too.
     """
-    reply = _answer(agents, rank, lines=lines)
-    return reply["text"], reply["end"]
+    piece = _answered(agents, rank, agents.read_log(wire.ReadLog(rank, 0, lines=lines), TIMEOUT))
+    return piece.text, piece.end
 
 
 def output_since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
@@ -33,8 +34,8 @@ def output_since(agents: Agents, rank: int, start: int, timeout: float) -> tuple
 
     Wait for new output up to `timeout` seconds.
     """
-    reply = agents.read_log(rank, timeout, start=start)
-    return ("", start) if reply is None else (reply["text"], reply["end"])
+    piece = agents.read_log(wire.ReadLog(rank, 0, start=start), timeout)
+    return ("", start) if piece is None else (piece.text, piece.end)
 
 
 def output_of_run(agents: Agents, rank: int, run: int) -> str | None:
@@ -42,31 +43,32 @@ def output_of_run(agents: Agents, rank: int, run: int) -> str | None:
     run.
     """
     replies = list(pieces(agents, rank, run))
-    return "".join(piece["text"] for piece in replies) if replies[0]["known"] else None
+    return "".join(piece.text for piece in replies) if replies[0].known else None
 
 
 def pieces(
     agents: Agents, rank: int, run: int, start: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a rank's output in a run, from byte `start`, in pieces of at most a megabyte.
-
-    Each piece has ``text``, ``end``, ``known`` and ``over``.
-    """
+) -> Iterator[wire.LogPiece]:
+    """Yield a rank's output in a run, from byte `start`, in pieces of at most a megabyte."""
     more = True
     while more:
-        reply = _answer(agents, rank, run=run, start=start)
-        start, more = reply["end"], reply["more"]
-        yield reply
+        request = wire.ReadLog(rank, 0, run=run, start=start)
+        piece = _answered(agents, rank, agents.read_log(request, TIMEOUT))
+        start, more = piece.end, piece.more
+        yield piece
 
 
 def runs(agents: Agents, ranks: Sequence[int]) -> dict[int, int]:
     """Return run → its cell's number in its notebook; each rank's log has its last 1,000 runs."""
-    cells = {run: cell for rank in ranks for run, cell in _answer(agents, rank, runs=True)["runs"]}
+    cells = {
+        run: cell
+        for rank in ranks
+        for run, cell in _answered(agents, rank, agents.logged_runs(rank, TIMEOUT))
+    }
     return dict(sorted(cells.items()))
 
 
-def _answer(agents: Agents, rank: int, **what: Any) -> dict[str, Any]:
-    reply = agents.read_log(rank, TIMEOUT, **what)
+def _answered(agents: Agents, rank: int, reply: T | None) -> T:
     if reply is None:
         host = agents.ranks[rank].hostname
         raise PoolError(
@@ -118,7 +120,7 @@ class Meter:
 
             def message(ranks: tuple[int, ...], number: int) -> wire.AgentMessage:
                 return wire.Measure(
-                    ranks, {str(rank): devices[rank] for rank in ranks if devices[rank]}, number
+                    ranks, {rank: devices[rank] for rank in ranks if devices[rank]}, number
                 )
 
             uses: dict[int, RankUse] = {}
@@ -126,12 +128,15 @@ class Meter:
                 uses |= self._uses(reply)
             return uses
 
-    def _uses(self, reply: Mapping[str, Any]) -> dict[int, RankUse]:
+    def _uses(self, reply: wire.Measurement) -> dict[int, RankUse]:
         uses = {}
-        for text, (seconds, memory, *gpu) in reply["ranks"].items():
-            rank, now = int(text), (reply["at"], seconds)
+        for rank, usage in reply.ranks.items():
+            now = reply.at, usage.cpu_seconds
             uses[rank] = RankUse(
-                rate(self._before.get(rank), now), memory, reply["memory"] or math.nan, *gpu
+                rate(self._before.get(rank), now),
+                usage.memory,
+                reply.memory or math.nan,
+                *usage.gpu,
             )
             self._before[rank] = now
         return uses

@@ -11,6 +11,7 @@ from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.units import duration_text, ranges, rank_words, size
+from skymagic.wire.output import Output, OutputText
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_STATUS_ROWS = 64
@@ -50,17 +51,17 @@ def suppressed_lines(rank: int, nbytes: int) -> str:
     return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs -t {rank}]\n"
 
 
-def possibly_repeated(rank: int, content: Mapping[str, Any]) -> str:
+def possibly_repeated(repeated: Output) -> str:
     """Return the line before output that may already be on the screen.
 
     A kernel wrote that output shortly before it was killed.
     """
-    lines = content["text"].count("\n") if content["kind"] == "stream" else 0
+    lines = repeated.text.count("\n") if isinstance(repeated, OutputText) else 0
     output = (
         f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
     )
     return (
-        f"[rank {rank}: {output} may have been shown before: the notebook was killed "
+        f"[rank {repeated.rank}: {output} may have been shown before: the notebook was killed "
         "just after it wrote this]\n"
     )
 

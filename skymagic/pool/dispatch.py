@@ -12,10 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from skymagic.cluster.agents import Agents
 from skymagic.display import live
@@ -25,9 +24,18 @@ from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import SharedStatus, now
 from skymagic.run.run import RunLoop
 from skymagic.run.state import Limits, Report, RunSpec
-from skymagic.run.submission import Repeated, Submission
+from skymagic.run.submission import (
+    OutputArrived,
+    PoolClosed,
+    PoolNote,
+    RankDeath,
+    RankFinished,
+    Repeated,
+    Submission,
+)
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
+from skymagic.wire.output import OutputComplete
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +249,9 @@ class Following:
             if number < run.number:
                 if not unsent:
                     continue
-                run.put("output", rank, {"kind": "end"})
-            run.put("outcome", rank, recalled["outcome"] if number == run.number else UNSENT)
+                run.put(OutputArrived(OutputComplete(rank)))
+            outcome = recalled["outcome"] if number == run.number else UNSENT
+            run.put(RankFinished(rank, outcome))
             finished.add(rank)
         return finished
 
@@ -314,10 +323,10 @@ class Dispatch:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
                 self._under_way.discard(submission)
-        for event in submission.unread("died"):  # died after reporting the outcome
-            self.on_late_death(event.content["exited"])
-        for event in submission.unread("note"):
-            self._status.note(event.content["text"])
+        for death in submission.unread(RankDeath):  # died after reporting the outcome
+            self.on_late_death(death.exited)
+        for note in submission.unread(PoolNote):
+            self._status.note(note.text)
         self._resources.engine.purge(submission)
         return report
 
@@ -342,22 +351,23 @@ class Dispatch:
             if exited is None and rank in unbound:
                 exited = wire.RankExited(rank, state.pid or 0, None, False, tail=_UNREGISTERED)
             if exited is not None:
-                submission.put("died", rank, {"exited": exited})
+                submission.put(RankDeath(exited))
         begin()
 
-    def shown(self, rank: int, content: Mapping[str, Any]) -> None:
+    def shown(self, output: wire.Output) -> None:
         """Show output of a rank whose run another notebook started. Called on a link's thread."""
         with self._lock:
             current = next(
-                (submission for submission in self._under_way if rank in submission.ranks), None
+                (submission for submission in self._under_way if output.rank in submission.ranks),
+                None,
             )
         if current is None:
             return
-        for message in current.repeated.take(rank, content):
-            current.put("output", rank, message)
+        for piece in current.repeated.take(output):
+            current.put(OutputArrived(piece))
         following = self._following.get(current)
-        if content["kind"] == "end" and following is not None:
-            following.ended(rank)
+        if isinstance(output, OutputComplete) and following is not None:
+            following.ended(output.rank)
 
     def rank_died(self, exited: wire.RankExited) -> bool:
         """Report a rank's death to the run that waits for it. Return False if no run does."""
@@ -367,7 +377,7 @@ class Dispatch:
                 None,
             )
             if current is not None:
-                current.put("died", exited.rank, {"exited": exited})
+                current.put(RankDeath(exited))
         return current is not None
 
     def ranks_lost(self, ranks: Iterable[int], reason: str, *, expected: bool = False) -> bool:
@@ -376,9 +386,8 @@ class Dispatch:
             under_way = list(self._under_way)
         for current in under_way:
             for rank in {*current.ranks} & {*ranks}:
-                current.put(
-                    "died", rank, {"exited": wire.RankExited(rank, 0, None, expected, tail=reason)}
-                )
+                exited = wire.RankExited(rank, 0, None, expected, tail=reason)
+                current.put(RankDeath(exited))
         return bool(under_way)
 
     def end(self, reason: str) -> None:
@@ -397,7 +406,7 @@ class Dispatch:
                 return
             self._status.closed = self._status.closed or reason
             for current in self._under_way:
-                current.put("closed", -1)
+                current.put(PoolClosed())
 
     def note(self, text: str) -> bool:
         """Show a line in all runs. Return False without a run in progress.
@@ -407,5 +416,5 @@ class Dispatch:
         with self._lock:
             runs = [current for current in self._under_way if current.number]
             for current in runs:
-                current.put("note", -1, {"text": text})
+                current.put(PoolNote(text))
             return bool(runs)

@@ -21,8 +21,11 @@ from traitlets.log import get_logger
 
 from skymagic.errors import ProvisionError
 from skymagic.plan.units import rank_words
-from skymagic.run.submission import Submission
+from skymagic.run.submission import OutputArrived, RankFinished, Submission
+from skymagic.wire import agent as wire
 from skymagic.wire.order import Order, encode
+from skymagic.wire.output import OutputComplete
+from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
     """
 
     @observe("_iopub_socket")
-    def _watch(self, change: Mapping[str, Any]) -> None:  # the socket is not connected yet
+    def _watch(self, change: JsonObject) -> None:  # the socket is not connected yet
         self.connected = change["new"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def activate(self, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +138,7 @@ class RankEngine:
     """
 
     def __init__(
-        self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None
+        self, connection: JsonObject, forward: Callable[[str, int], int] | None = None
     ) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
@@ -308,12 +311,13 @@ def with_forwarded_ports(
     return {**connection, **ports, "interface": "tcp://127.0.0.1", "location": socket.gethostname()}
 
 
-def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -> None:
+def _on_iopub(submission: Submission, future: Any, message: JsonObject) -> None:
     if message["header"]["msg_type"] != "sky_output":
         return
-    content = message["content"]
-    submission.put("output", content["rank"], content)
-    if content["kind"] == "end" and not future.output.done():
+    output = wire.CODEC.from_plain(message["content"]["output"])
+    assert isinstance(output, wire.Output)
+    submission.put(OutputArrived(output))
+    if isinstance(output, OutputComplete) and not future.output.done():
         # all output has arrived: the client may forget the request once it is answered
         future.output.set_result(None)
 
@@ -331,4 +335,4 @@ def _on_reply(submission: Submission, rank: int, future: Any) -> None:
     if outcome is None:  # the rank did not execute the order, so no outcome will follow
         text = f"{problem or reply}"
         outcome = {"status": "error", "ename": "RankFailed", "evalue": text, "traceback": [text]}
-    submission.put("outcome", rank, outcome)
+    submission.put(RankFinished(rank, outcome))

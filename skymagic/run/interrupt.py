@@ -21,7 +21,7 @@ from typing import Any
 
 from skymagic.errors import RunInterrupted, SkyError
 from skymagic.run.metrics import Metrics
-from skymagic.run.submission import Submission
+from skymagic.run.submission import StopPressed, Submission
 
 STOPPED_BEFORE = "stopped before the cell began"
 STOPPED_AFTER = "stopped after the cell ended on every rank: results that came back are kept"
@@ -61,7 +61,7 @@ class StopSignal:
         with self._lock:
             self.sent += 1
             if self._submission is not None:
-                self._submission.put("stop", -1)
+                self._submission.put(StopPressed())
 
     def attach(self, submission: Submission) -> None:
         """Connect to a run and deliver signals that were sent before."""
@@ -69,7 +69,7 @@ class StopSignal:
             self._submission = submission
             # signals may have been sent before the run began
             for _ in range(self.sent):
-                submission.put("stop", -1)
+                submission.put(StopPressed())
 
 
 def remote_stop(stop: StopSignal) -> Callable[[], None]:
@@ -150,7 +150,7 @@ class DeferredInterrupts:
         # Python may have lost an earlier interrupt's exception: it stops the cell now.
         while self._pending and not self._sent:
             self._pending -= 1
-            submission.put("stop", -1)
+            submission.put(StopPressed())
         self._sent = True
         try:
             yield
@@ -171,7 +171,7 @@ class DeferredInterrupts:
         # Python runs this between two bytecodes of the main thread, so it must not take a lock that
         # the thread may hold.
         if self._submission is not None:
-            self._submission.put("stop", -1)
+            self._submission.put(StopPressed())
             return
         self._pending += 1
         # before the cell is sent, the interrupt takes effect at once

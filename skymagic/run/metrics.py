@@ -24,6 +24,7 @@ from skymagic.wire.metrics import (
     STEP,
     TOTAL,
     USAGE,
+    MetricBatch,
     Names,
     imported_module,
     unpacked,
@@ -260,7 +261,7 @@ class Metrics:
         with self._lock:
             return sum(len(series.rows) for series in self._series.values())
 
-    def add(self, rank: int, batches: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, rank: int, batches: Iterable[MetricBatch]) -> None:
         """Add the batches that a rank has sent."""
         with self._lock:
             for names, rows in unpacked(batches):

@@ -29,8 +29,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
@@ -41,10 +40,29 @@ from skymagic.plan.units import rank_words
 from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall, stacks_of
 from skymagic.run.state import Limits, RankRun, Report, state_of
-from skymagic.run.submission import RunEvent, Submission
+from skymagic.run.submission import (
+    OutputArrived,
+    PoolClosed,
+    PoolNote,
+    RankDeath,
+    RankFinished,
+    RunEvent,
+    StopPressed,
+    Submission,
+)
 from skymagic.wire import agent as wire
 from skymagic.wire.metrics import only_imports
 from skymagic.wire.order import ON_GPU
+from skymagic.wire.output import (
+    Output,
+    OutputComplete,
+    OutputDisplay,
+    OutputMetrics,
+    OutputMissed,
+    OutputNote,
+    OutputSuppressed,
+    OutputText,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +101,8 @@ RESTART_TIMEOUT = 0.3
 
 Jupyter's menu interrupts a kernel before it asks the kernel to shut down.
 """
-ACTIVITY = frozenset({"stream", "display_data", "update_display_data", "clear_output", "numbers"})
-"""Kinds of messages that show that a rank is making progress."""
+ACTIVITY = (OutputText, OutputDisplay, OutputMetrics)
+"""Kinds of output that show that a rank is making progress."""
 DRAIN_TIMEOUT = 5.0
 """Seconds to wait until signals and requests to ranks that have ended their cells have arrived."""
 
@@ -213,36 +231,29 @@ class RunLoop:
         )
 
     def _handle(self, event: RunEvent) -> None:
-        if event.kind == "stop":
-            self._stop_requested()
-            return
-        if event.kind == "closed":
-            self.report.closed = True
-            return
-        if event.kind == "note":
-            self._screen.note(f"[{event.content['text']}]\n")
+        match event:
+            case StopPressed():
+                self._stop_requested()
+                return
+            case PoolClosed():
+                self.report.closed = True
+                return
+            case PoolNote():
+                self._screen.note(f"[{event.text}]\n")
+                return
         rank = self.report.ranks.get(event.rank)
         if rank is None:
             return
         rank.last_event_at = time.monotonic()
-        if event.kind == "output":
-            self._show(event.rank, rank, event.content)
-        elif event.kind == "outcome" and not rank.killed:
+        match event:
+            case OutputArrived():
+                self._show(rank, event.output)
             # The outcome of a killed rank comes too late: the rank is about to be reported dead.
-            rank.outcome = event.content
-            logger.debug(
-                "rank has ended the run: run=%s rank=%s status=%s error=%s",
-                self._submission.number,
-                event.rank,
-                event.content.get("status"),
-                event.content.get("ename"),
-            )
-            self._stall.hasten(time.monotonic())
-        elif event.kind == "died" and rank.outcome is None:
-            logger.warning(
-                "rank died in the run: run=%s rank=%s", self._submission.number, event.rank
-            )
-            rank.died, rank.died_at = event.content["exited"], time.monotonic()
+            case RankFinished() if not rank.killed:
+                rank.outcome = event.outcome
+                self._stall.hasten(time.monotonic())
+            case RankDeath() if rank.outcome is None:
+                rank.died, rank.died_at = event.exited, time.monotonic()
         if rank.failed and self.report.unfinished():
             outcome = rank.outcome or {}
             is_consequence = is_connection_error(
@@ -263,24 +274,26 @@ class RunLoop:
                 # this failure may be the root cause that the first one waited for
                 self._due[RunLoop._stop_others] = min(previous, stop_at)
 
-    def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
-        kind = content["kind"]
+    def _show(self, rank: RankRun, output: Output) -> None:
         # an import is reported every second even if it hangs, so it is no sign of activity
-        if kind in ACTIVITY and not (kind == "numbers" and only_imports(content["batches"])):
+        if isinstance(output, ACTIVITY) and not (
+            isinstance(output, OutputMetrics) and only_imports(output.batches)
+        ):
             self._stall.moved()
-        if kind == "numbers":
-            self.report.metrics.add(number, content["batches"])
-        rank.ended = rank.ended or kind == "end"
-        self.report.incomplete = self.report.incomplete or kind in ("held_back", "missed")
-        if (seq := content.get("seq")) is None:
-            show_content(self._screen, number, content)
+        if isinstance(output, OutputMetrics):
+            self.report.metrics.add(output.rank, output.batches)
+        rank.ended = rank.ended or isinstance(output, OutputComplete)
+        if isinstance(output, OutputSuppressed | OutputMissed):
+            self.report.incomplete = True
+        if not output.seq:
+            show_output(self._screen, output)
             return
         # If this notebook is killed between `begin` and `mark`, the next one shows the message
         # again and marks it as possibly seen.
-        self._begin(number, seq)
+        self._begin(output.rank, output.seq)
         with together():
-            show_content(self._screen, number, content)
-        self._settling.add(number, seq, time.monotonic())
+            show_output(self._screen, output)
+        self._settling.add(output.rank, output.seq, time.monotonic())
 
     # -- escalation -------------------------------------------------------------------------------
 
@@ -498,21 +511,22 @@ class RunLoop:
                 self._screen.standstill(standing.summary, standing.stacks)
 
 
-def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
-    """Show a rank's message on a screen. The end of the output, and numbers, are invisible."""
-    kind = content["kind"]
-    if content.get("maybe_seen"):
-        screen.note(display.possibly_repeated(rank, content))
-    if kind == "stream":
-        screen.text(rank, content["name"], content["text"])
-    elif kind == "numbers":
-        if content["dropped"]:
-            screen.note(display.numbers_dropped(rank, content["dropped"]))
-    elif kind == "held_back":
-        screen.note(display.suppressed_lines(rank, content["nbytes"]))
-    elif kind == "note":
-        screen.note(content["text"])
-    elif kind == "missed":
-        screen.note(display.missed_lines(rank, content["count"]))
-    elif kind != "end":
-        screen.rich(rank, kind, content)
+def show_output(screen: Screen, output: Output) -> None:
+    """Show output of a rank on a screen. Its end, and metrics, are invisible."""
+    rank = output.rank
+    if output.maybe_seen:
+        screen.note(display.possibly_repeated(output))
+    match output:
+        case OutputText():
+            screen.text(rank, output.name, output.text)
+        case OutputMetrics():
+            if output.dropped:
+                screen.note(display.numbers_dropped(rank, output.dropped))
+        case OutputSuppressed():
+            screen.note(display.suppressed_lines(rank, output.nbytes))
+        case OutputNote():
+            screen.note(output.text)
+        case OutputMissed():
+            screen.note(display.missed_lines(rank, output.count))
+        case OutputDisplay():
+            screen.rich(rank, output.kind, output.content)

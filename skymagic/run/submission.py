@@ -5,73 +5,119 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from skymagic.run.metrics import Metrics
+from skymagic.wire.agent import RankExited
+from skymagic.wire.output import Output, OutputDisplay, OutputText
 
 JOINED_CHARS = 64 << 10
 """Maximum number of characters of consecutive output that are read as one event."""
 
 
 @dataclass(frozen=True)
-class RunEvent:
-    """Event of a submission.
+class OutputArrived:
+    """Output of a rank."""
 
-    Its kind is ``output``, ``outcome`` or ``died``; or, with rank -1, ``stop``, ``note`` or
-    ``closed`` (the pool was ended).
-    """
-
-    kind: str
-    rank: int
-    content: Mapping[str, Any] = field(default_factory=dict)
+    output: Output
 
     @property
-    def stream(self) -> tuple[int, str] | None:
-        """Rank and stream of text that can be joined with following text; None for other events."""
-        text = (
-            self.kind == "output"
-            and self.content["kind"] == "stream"
-            and not self.content.get("maybe_seen")
-        )
-        return (self.rank, self.content["name"]) if text else None
+    def rank(self) -> int:
+        """Rank that the event is about."""
+        return self.output.rank
 
 
-# kinds that would be visible twice; a repeated update only replaces itself
-SEEN = ("stream", "display_data")
+@dataclass(frozen=True)
+class RankFinished:
+    """A rank has replied, and its cell is over."""
+
+    rank: int
+    outcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """A rank's process or node is gone."""
+
+    exited: RankExited
+
+    @property
+    def rank(self) -> int:
+        """Rank that the event is about."""
+        return self.exited.rank
+
+
+@dataclass(frozen=True)
+class StopPressed:
+    """The user pressed the stop button."""
+
+
+@dataclass(frozen=True)
+class PoolNote:
+    """A line for the user on the pool."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class PoolClosed:
+    """The pool was ended, here or elsewhere."""
+
+
+RunEvent = OutputArrived | RankFinished | RankDeath | StopPressed | PoolNote | PoolClosed
+E = TypeVar("E", bound=RunEvent)
+
+
+def _joinable_text(event: RunEvent | None) -> OutputText | None:
+    """Return the text of an event if it can be joined with following text."""
+    output = event.output if isinstance(event, OutputArrived) else None
+    return output if isinstance(output, OutputText) and not output.maybe_seen else None
+
+
+def _is_same_stream(first: OutputText, second: OutputText) -> bool:
+    return (first.rank, first.name) == (second.rank, second.name)
 
 
 class Repeated:
-    """Messages that ranks repeat to a notebook that follows another notebook's run.
+    """Output that ranks repeat to a notebook that follows another notebook's run.
 
-    Messages that the other notebook had begun to show are marked as possibly seen, and joined.
+    Output that the other notebook had begun to show is marked as possibly seen, and joined.
 
     Args:
-        begun: rank → number of the last message that the other notebook had begun to show.
+        begun: rank → number of the last piece that the other notebook had begun to show.
     """
 
-    def __init__(self, shown: Mapping[int, int]) -> None:
-        self._begun = shown
-        # possibly seen messages, until the last one of their rank has arrived
-        self._held: dict[int, list[dict[str, Any]]] = {}
+    def __init__(self, begun: Mapping[int, int]) -> None:
+        self._begun = begun
+        # possibly seen output, until the last piece of its rank has arrived
+        self._held: dict[int, list[Output]] = {}
 
-    def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Add a rank's next message and return the messages that can be shown now."""
-        seq, begun = content.get("seq", 0), self._begun.get(rank, 0)
-        # messages without a number, and later ones, were never shown
-        if not 0 < seq <= begun:
-            return [*self._held.pop(rank, ()), content]
-        pending = self._held.setdefault(rank, [])
-        doubtful = {**content, "maybe_seen": True} if content["kind"] in SEEN else dict(content)
-        previous = pending[-1] if pending else {}
+    def take(self, output: Output) -> list[Output]:
+        """Add a rank's next piece and return the pieces that can be shown now."""
+        begun = self._begun.get(output.rank, 0)
+        # output without a number, and later output, was never shown
+        if not 0 < output.seq <= begun:
+            return [*self._held.pop(output.rank, ()), output]
+        pending = self._held.setdefault(output.rank, [])
+        doubtful = replace(output, maybe_seen=True) if _is_visible_twice(output) else output
+        previous = pending[-1] if pending else None
         if (
-            doubtful["kind"] == previous.get("kind") == "stream"
-            and doubtful["name"] == previous["name"]
+            isinstance(doubtful, OutputText)
+            and isinstance(previous, OutputText)
+            and _is_same_stream(previous, doubtful)
         ):
-            pending[-1] = {**doubtful, "text": previous["text"] + doubtful["text"]}
+            pending[-1] = replace(doubtful, text=previous.text + doubtful.text)
         else:
             pending.append(doubtful)
-        return [*self._held.pop(rank)] if seq == begun else []
+        return self._held.pop(output.rank) if output.seq == begun else []
+
+
+def _is_visible_twice(output: Output) -> bool:
+    """Return True if repeated output appears again; a repeated update only replaces itself."""
+    if isinstance(output, OutputDisplay):
+        return output.kind == "display_data"
+    return isinstance(output, OutputText)
 
 
 class Submission:
@@ -101,9 +147,9 @@ class Submission:
         self._late_stops = 0
         self._unread: list[RunEvent] = []
 
-    def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
+    def put(self, event: RunEvent) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
-        self.events.put(RunEvent(kind, rank, content or {}))
+        self.events.put(event)
 
     def read(self, timeout: float) -> RunEvent | None:
         """Return the next event, or None after `timeout` seconds.
@@ -112,19 +158,20 @@ class Submission:
         consist of tens of thousands of pieces.
         """
         event = self._take(timeout)
-        if event is None or event.stream is None:
+        if (latest := _joinable_text(event)) is None:
             return event
-        latest, texts = event, [event.content["text"]]
+        texts = [latest.text]
         size = len(texts[0])
-        while size < JOINED_CHARS and (following := self._take(0.0)) is not None:
-            if following.stream != event.stream:
-                self._ahead = following
+        while size < JOINED_CHARS and (next_event := self._take(0.0)) is not None:
+            following = _joinable_text(next_event)
+            if following is None or not _is_same_stream(latest, following):
+                self._ahead = next_event
                 break
             latest = following
-            texts.append(following.content["text"])
-            size += len(texts[-1])
+            texts.append(following.text)
+            size += len(following.text)
         # the joined event has the number of its last piece, so that all pieces count as shown
-        return replace(event, content={**latest.content, "text": "".join(texts)})
+        return OutputArrived(replace(latest, text="".join(texts)))
 
     def news(self) -> Iterator[RunEvent]:
         """Iterate over the events that have already arrived."""
@@ -147,10 +194,10 @@ class Submission:
 
     def undelivered_stops(self) -> int:
         """Count the stops that were late or never read; called after the last event was read."""
-        return self._late_stops + len(self.unread("stop"))
+        return self._late_stops + len(self.unread(StopPressed))
 
-    def unread(self, kind: str) -> list[RunEvent]:
+    def unread(self, kind: type[E]) -> list[E]:
         """List the events of a kind that arrived after the last read."""
         while (event := self._take(0.0)) is not None:
             self._unread.append(event)
-        return [event for event in self._unread if event.kind == kind]
+        return [event for event in self._unread if isinstance(event, kind)]

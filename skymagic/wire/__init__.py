@@ -1,7 +1,9 @@
 """Messages between skymagic's processes: codec, protocols, and the sessions that carry them.
 
 codec        frozen dataclasses as lines of JSON, with raw bytes behind them; their byte streams
+typed        dataclasses as JSON values, and back, checked against their annotations
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
+output       output of ranks, as their agent sends it to the notebook
 store        messages of the value servers
 files        messages for copying files
 check        messages for checking a node

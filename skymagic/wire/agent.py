@@ -23,7 +23,7 @@
     InterruptionNotice       →   of another machine       →   rank
                              ←   HookEnded                ←   rank
     Follow                   →                                only from a notebook that took over
-                             ←   FollowedOutput …
+                             ←   Output…: see `wire.output`
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
 
@@ -38,6 +38,10 @@ from dataclasses import field
 from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage
+from skymagic.wire.metrics import MetricBatch
+from skymagic.wire.output import AgentMessage as AgentMessage
+from skymagic.wire.output import Output as Output
+from skymagic.wire.typed import JsonObject
 
 KEPT_LINES, KEPT_CHARACTERS = 200, 20_000
 """Most lines and characters of each rank's log that the notebook receives when its pool ends."""
@@ -45,10 +49,6 @@ HEAD_LINES, HEAD_CHARACTERS = 10_000, 1 << 20
 """The same limits for rank 0, whose output the notebook shows."""
 WHOLE_LOG = -1
 """Passed instead of a run's number to read the whole log of a rank."""
-
-
-class AgentMessage(FrozenMessage):
-    """Base of this protocol's messages."""
 
 
 class AgentSpec(AgentMessage):
@@ -153,9 +153,9 @@ class RankSpec(AgentMessage):
     """Notebook → agent → forkserver: one rank to start."""
 
     rank: int
-    info: dict[str, Any]
-    """``runtime.InstanceInfo`` as plain values."""
-    plugins: tuple[dict[str, Any], ...] = ()
+    info: JsonObject
+    """``runtime.InstanceInfo`` as plain values, as also stored in ``COMPUTE_POOL``."""
+    plugins: tuple[JsonObject, ...] = ()
     """A ``{"name": …, "options": {…}}`` for each plugin, in hook order."""
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
@@ -177,8 +177,8 @@ class RankSpec(AgentMessage):
 class Spawn(AgentMessage):
     """Notebook → agent: start these ranks, after ending any earlier process of the same rank."""
 
-    ranks: tuple[dict[str, Any], ...]
-    connection: dict[str, Any] | None = None
+    ranks: tuple[RankSpec, ...]
+    connection: JsonObject | None = None
     """The controller's connection info for engines; None on the head node, which has its own."""
 
 
@@ -208,11 +208,11 @@ class LogLevel(AgentMessage):
 class Measure(AgentMessage):
     """Notebook → agent: measure the resource use of these ranks.
 
-    One `RankReply` answers, in the name of the first of them.
+    One `Measurement` answers.
     """
 
     ranks: tuple[int, ...]
-    devices: dict[str, tuple[str, ...]]
+    devices: dict[int, tuple[str, ...]]
     """Rank → the UUIDs of its GPUs, or their numbers on the machine; ranks without GPUs are left
     out.
     """
@@ -232,10 +232,62 @@ class ReadLog(AgentMessage):
     """List the runs in the log instead."""
 
 
+class RankUsage(FrozenMessage):
+    """Resources that a running rank uses."""
+
+    cpu_seconds: float
+    memory: int
+    """Bytes."""
+    gpu: tuple[float, ...] = ()
+    """Utilization of its GPUs (0 to 1), their bytes in use and in total; empty if unknown."""
+
+
+class Measurement(AgentMessage):
+    """Agent → notebook: the answer to `Measure`."""
+
+    rank: int
+    """The first of the ranks that were asked about."""
+    number: int
+    at: float
+    """Seconds by the node's monotonic clock."""
+    memory: int
+    """Bytes of memory that the node's processes may use; 0 if unknown."""
+    ranks: dict[int, RankUsage]
+
+
+class LogPiece(FrozenMessage):
+    """Text of a rank's log."""
+
+    text: str
+    end: int
+    """Position after the text, in bytes."""
+    more: bool = False
+    """True if the run has more text by now."""
+    known: bool = True
+    """False if the log no longer has the run."""
+    over: bool = False
+    """True if the run has ended."""
+
+
+class LogReply(AgentMessage):
+    """Agent → notebook: the answer to `ReadLog`."""
+
+    rank: int
+    number: int
+    piece: LogPiece
+
+
+class LoggedRuns(AgentMessage):
+    """Agent → notebook: the answer to `ReadLog` with `runs`."""
+
+    rank: int
+    number: int
+    runs: tuple[tuple[int, int], ...]
+    """Run and its cell's number, the oldest first."""
+
+
 class RankReply(AgentMessage):
-    """Rank → agent → notebook, or from the agent itself: the answer to `RankRequest`, `Measure` or
-    `ReadLog`.
-    """
+    """Rank → agent → notebook, or from the agent itself: the answer to `RankRequest`."""
 
     rank: int
     number: int
@@ -287,15 +339,6 @@ class Follow(AgentMessage):
     """Rank → number of the last content that the notebook has already shown; 0 for none."""
 
 
-class FollowedOutput(AgentMessage):
-    """Agent → notebook that follows a run: output of a rank, as published on iopub for the notebook
-    that started the run.
-    """
-
-    rank: int
-    content: dict[str, Any]
-
-
 class RunElsewhere(AgentMessage):
     """Notebook → agent: a run that uses no rank of this node has started or finished; meanwhile the
     pool is not idle.
@@ -317,8 +360,8 @@ class PoolEnded(AgentMessage):
 class ControllerUp(AgentMessage):
     """Agent of the head node → notebook: the controller listens."""
 
-    client: dict[str, Any]
-    engine: dict[str, Any]
+    client: JsonObject
+    engine: JsonObject
 
 
 class AgentFailed(AgentMessage):
@@ -417,7 +460,7 @@ class BeginOutput(AgentMessage):
     """Rank → agent: attribute everything that this rank prints from now on to this request."""
 
     rank: int
-    parent: dict[str, Any]
+    parent: JsonObject
     """The header of Jupyter's request, under which output is published."""
     visible: bool
     """True if the output reaches the notebook, False for the log only."""
@@ -436,14 +479,15 @@ class Publish(AgentMessage):
 
     rank: int
     kind: str
-    content: dict[str, Any]
+    content: JsonObject
+    """Jupyter's content of such a message."""
 
 
 class Reported(AgentMessage):
     """Rank → agent: numbers that the cell reported since the last such message (`wire.metrics`)."""
 
     rank: int
-    batches: tuple[dict[str, Any], ...]
+    batches: tuple[MetricBatch, ...]
 
 
 class EndOutput(AgentMessage):
@@ -460,5 +504,9 @@ class Published(AgentMessage):
 
 # Rich output (figures, tables) travels in a line, so lines may be this long.
 MAX_LINE = 256 << 20
-CODEC: Codec[AgentMessage] = Codec(*AgentMessage.__subclasses__(), max_line=MAX_LINE)
+CODEC: Codec[AgentMessage] = Codec(
+    *(kind for kind in AgentMessage.__subclasses__() if kind is not Output),
+    *Output.__subclasses__(),
+    max_line=MAX_LINE,
+)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

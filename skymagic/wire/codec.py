@@ -3,7 +3,8 @@
     ["Kind",{"field":value,…}]⏎                   a message
     ["Kind",{"field":value,…,"nbytes":n}]⏎ n bytes  a message with a payload (`WithPayload`)
 
-JSON rather than pickle: input can only become one of the protocol's types, holding plain values.
+JSON rather than pickle: input can only become one of the protocol's types, holding plain values and
+the dataclasses that its fields are annotated with; `wire.typed` checks both.
 Lines rather than length prefixes, because a login shell may print lines before the first message.
 """
 
@@ -13,11 +14,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, dataclass_transform
 
+from skymagic.wire.typed import fields_of, plain, reader
+
 M = TypeVar("M")
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
+# C code calls `fields_of` for nested dataclasses only
+_to_json = json.JSONEncoder(separators=(",", ":"), default=fields_of).encode
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -61,14 +65,6 @@ class Codec(Generic[M]):
     ) -> None:
         self.max_line, self._max_payload, self._check = max_line, max_payload, check
         self._kinds = {kind.__name__: kind for kind in kinds}
-        self._tuples = {
-            kind.__name__: [
-                attribute.name
-                for attribute in fields(kind)
-                if str(attribute.type).startswith("tuple[")
-            ]
-            for kind in kinds
-        }
 
     def encode(self, message: M, payload: bytes = b"") -> bytes:
         """Return the message as one line, newline included, followed by its payload."""
@@ -82,12 +78,8 @@ class Codec(Generic[M]):
             ValueError: the line is not a message of this version, or `check` refuses it.
         """
         try:
-            kind, values = json.loads(line)
-            # JSON has no tuples
-            for name in self._tuples[kind]:
-                if name in values:
-                    values[name] = tuple(values[name])
-            message: Any = self._kinds[kind](**values)
+            name, values = json.loads(line)
+            message: Any = reader(self._kinds[name])(values)
             if not 0 <= payload_size(message) <= self._max_payload:
                 raise ValueError("not the size of a payload")
             self._check(message)
@@ -96,6 +88,26 @@ class Codec(Generic[M]):
                 f"not a message of this skymagic: {line[:200]!r} ({problem})"
             ) from None
         return message  # type: ignore[no-any-return]
+
+    def to_plain(self, message: M) -> list[Any]:
+        """Return the message as the JSON value of its line, for carriers with their own encoder."""
+        return [type(message).__name__, plain(message)]
+
+    def from_plain(self, value: Any) -> M:
+        """Return the message that `to_plain` has converted.
+
+        Raises:
+            ValueError: the value is not a message of this version, or `check` refuses it.
+        """
+        try:
+            name, values = value
+            message: M = reader(self._kinds[name])(values)
+            self._check(message)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(
+                f"not a message of this skymagic: {value!r:.200} ({problem})"
+            ) from None
+        return message
 
     def decoder(self, *, noise: bool = False) -> Decoder[M]:
         """Return a decoder that cuts a stream of bytes into messages; `noise` as in `Decoder`."""

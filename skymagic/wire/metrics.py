@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+
+from skymagic.wire.codec import FrozenMessage
 
 Names = tuple[str, ...]
 Rows = dict[Names, "array[float]"]
@@ -37,27 +38,35 @@ def imported_module(names: Names) -> str | None:
     return name.removeprefix(_IMPORTING) if name.startswith(_IMPORTING) else None
 
 
-def only_imports(batches: Iterable[Mapping[str, Any]]) -> bool:
+class MetricBatch(FrozenMessage):
+    """Rows with the same names."""
+
+    names: Names
+    rows: str
+    """Doubles in base64, row by row."""
+
+
+def only_imports(batches: Iterable[MetricBatch]) -> bool:
     """Return True if all batches report imports."""
-    return all(imported_module(tuple(batch["names"])) is not None for batch in batches)
+    return all(imported_module(batch.names) is not None for batch in batches)
 
 
-def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:
-    """Return the rows as plain values.
+def packed(rows: Mapping[Names, array[float]]) -> tuple[MetricBatch, ...]:
+    """Return the rows as messages.
 
     They are encoded in base64, because JSON has no NaN and formatting a double as text takes longer
     than a step of some trainings.
     """
     return tuple(
         # bytes rather than numbers: JSON has no NaN, and formatting doubles is slow
-        {"names": list(names), "rows": base64.b64encode(table.tobytes()).decode()}
+        MetricBatch(names, base64.b64encode(table.tobytes()).decode())
         for names, table in rows.items()
     )
 
 
-def unpacked(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Names, array[float]]]:
+def unpacked(batches: Iterable[MetricBatch]) -> Iterator[tuple[Names, array[float]]]:
     """Yield the names and rows of batches made by `packed`."""
     for batch in batches:
         rows = array("d")
-        rows.frombytes(base64.b64decode(batch["rows"]))
-        yield tuple(batch["names"]), rows
+        rows.frombytes(base64.b64decode(batch.rows))
+        yield batch.names, rows

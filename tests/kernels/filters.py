@@ -8,19 +8,20 @@ from typing import Any
 
 from skymagic.kernels.agent.logs import RankLog, Spans
 from skymagic.kernels.agent.output import OutputFilter, RankScreen
+from skymagic.wire.output import Output
 
 
 def output_filter(
     rank: int,
     log: Path,
     pipes: dict[str, int],
-    send: Callable[[dict[str, Any], dict[str, Any]], None] = lambda parent, content: None,
+    send: Callable[[dict[str, Any], Output], None] = lambda parent, output: None,
     *,
     tell: Callable[[str], None] = print,
     spans: Spans | None = None,
     limit: int | None = None,
 ) -> OutputFilter:
-    """From these pipes to this log and to what `send` does with a content; `tell` gets sentences for the user."""
+    """From these pipes to this log and to what `send` does with output; `tell` gets sentences for the user."""
     return OutputFilter(
         RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send), pipes
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +21,14 @@ from skymagic.kernels.agent.replay_buffer import (
 )  # fmt: skip
 from skymagic.plan.limits import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
+from skymagic.wire.output import (
+    Output,
+    OutputComplete,
+    OutputDisplay,
+    OutputMissed,
+    OutputSuppressed,
+    OutputText,
+)
 from tests.kernels.filters import output_filter
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
@@ -28,16 +36,13 @@ from tests.lab.pools import borrowed
 notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2")
 
 
-def display(text: str, ident: str = "", kind: str = "display_data") -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "data": {"text/plain": text},
-        "transient": {"display_id": ident} if ident else {},
-    }
+def display(text: str, ident: str = "", kind: str = "display_data") -> OutputDisplay:
+    transient = {"display_id": ident} if ident else {}
+    return OutputDisplay(0, kind, {"data": {"text/plain": text}, "transient": transient})
 
 
-def texts(kept: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(one["kind"], one["data"]["text/plain"]) for one in kept]
+def texts(kept: list[OutputDisplay]) -> list[tuple[str, str]]:
+    return [(display.kind, display.content["data"]["text/plain"]) for display in kept]
 
 
 def test_a_display_is_kept_as_it_is_now() -> None:
@@ -66,33 +71,32 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_what_is_cleared_is_not_kept() -> None:
-    kept = DisplayBuffer()
+    kept, clearing = DisplayBuffer(), OutputDisplay(0, "clear_output", {"wait": True})
     for number in range(100):
-        kept.add({"kind": "clear_output", "wait": True})
+        kept.add(clearing)
         kept.add(display(str(number)))
     assert kept.missed == 0
     clear, last = kept.take()
-    assert clear == {"kind": "clear_output", "wait": True}
+    assert clear == clearing
     assert texts([last]) == [("display_data", "99")]
 
 
 def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
-    sent: list[dict[str, Any]] = []
+    sent: list[Output] = []
     reader, writer = os.pipe()
     output = output_filter(
-        0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content)
+        0, tmp_path / "log", {"stdout": reader}, lambda _, output: sent.append(output)
     )
     output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
     output.screen.detach()
     for number in range(MAX_DISPLAYS + 5):
-        content = display(str(number))
-        output.publish(Publish(0, content.pop("kind"), content), 0.0)
+        output.publish(Publish(0, "display_data", display(str(number)).content), 0.0)
     assert sent == []
     output.screen.attach()
-    assert [one["kind"] for one in sent] == ["missed", *["display_data"] * MAX_DISPLAYS]
-    assert sent[0]["count"] == 5
-    output.publish(Publish(0, "display_data", display("now")), 0.0)
-    assert sent[-1]["data"] == {"text/plain": "now"}
+    assert sent[0] == OutputMissed(0, 5, seq=1)
+    assert [type(output) for output in sent[1:]] == [OutputDisplay] * MAX_DISPLAYS
+    output.publish(Publish(0, "display_data", display("now").content), 0.0)
+    assert sent[-1] == replace(display("now"), seq=MAX_DISPLAYS + 2)
     os.close(writer)
     output.close()
 
@@ -100,25 +104,25 @@ def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shown", [0, 1, 2])
 def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
     """A notebook that has seen it may have been killed before it had the values: the next one asks for them upon it."""
-    told: list[dict[str, Any]] = []
+    told: list[Output] = []
     reader, writer = os.pipe()
     output = output_filter(0, tmp_path / "log", {"stdout": reader})
     output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
-    output.publish(Publish(0, "display_data", display("1")), 0.0)
+    output.publish(Publish(0, "display_data", display("1").content), 0.0)
     output.end(0.0)
     output.screen.follow(shown, told.append)
-    assert [one["kind"] for one in told] == ["display_data", "end"][min(shown, 1) :]
+    assert [type(output) for output in told] == [OutputDisplay, OutputComplete][min(shown, 1) :]
     os.close(writer)
     output.close()
 
 
 def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
     """Plots of 0.5 MB, and a flood of text; the figures of eight hours and 200 MB are in benchmarks/away.py."""
-    sent: list[dict[str, Any]] = []
+    sent: list[Output] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     output = output_filter(
-        0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content)
+        0, tmp_path / "log", {"stdout": reader}, lambda _, output: sent.append(output)
     )
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
     output.screen.detach()
@@ -136,7 +140,7 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
     finally:
         tracemalloc.stop()
-    assert sum(len(one["text"]) for one in sent) <= 1_000_000
+    assert sum(len(piece.text) for piece in sent if isinstance(piece, OutputText)) <= 1_000_000
     assert (tmp_path / "log").stat().st_size > 30_000_000
     os.close(writer)
     output.close()
@@ -150,22 +154,22 @@ COUNT, SIZE = 3000, 1000
 def flooded() -> RunBuffer:
     kept = RunBuffer(0)
     for number in range(1, COUNT + 1):
-        kept.add({"rank": 0, "kind": "stream", "name": "stdout", "text": f"{number}\n".rjust(SIZE)})
+        kept.add(OutputText(0, "stdout", f"{number}\n".rjust(SIZE)))
     return kept
 
 
-def numbers(contents: list[dict[str, Any]]) -> list[int]:
-    return [int(one["text"]) for one in contents if one["kind"] == "stream"]
+def numbers(outputs: list[Output]) -> list[int]:
+    return [int(output.text) for output in outputs if isinstance(output, OutputText)]
 
 
 def test_of_a_flood_there_is_the_beginning_the_end_and_the_size_of_the_rest() -> None:
     contents = list(flooded().after(0))
-    (gap,) = [one for one in contents if one["kind"] == "held_back"]
+    (gap,) = [output for output in contents if isinstance(output, OutputSuppressed)]
     first, last = FIRST_BYTES // SIZE, LAST_BYTES // SIZE
     assert numbers(contents) == [*range(1, first + 1), *range(COUNT - last + 1, COUNT + 1)]
     assert contents.index(gap) == first
-    assert gap["nbytes"] == (COUNT - first - last) * SIZE
-    assert [one["seq"] for one in contents] == sorted(one["seq"] for one in contents)
+    assert gap.nbytes == (COUNT - first - last) * SIZE
+    assert [output.seq for output in contents] == sorted(output.seq for output in contents)
 
 
 def test_what_was_shown_does_not_come_again() -> None:
@@ -174,7 +178,7 @@ def test_what_was_shown_does_not_come_again() -> None:
     assert list(kept.after(COUNT)) == []
     shown = first + 100  # some of what is not kept any more
     contents = list(kept.after(shown))
-    assert [one["nbytes"] for one in contents if one["kind"] == "held_back"] == [
+    assert [output.nbytes for output in contents if isinstance(output, OutputSuppressed)] == [
         (COUNT - last - shown) * SIZE
     ]
     assert numbers(contents) == [*range(COUNT - last + 1, COUNT + 1)]

@@ -130,19 +130,18 @@ def test_without_a_driver_there_are_no_gpus(nvml: Nvml) -> None:
 def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     """From the module of NVIDIA's to the words that are shown."""
     node = Measurements()
-    message = wire.Measure((0, 1, 2), {"0": ("0", "1"), "1": ("2",)}, 3)
+    message = wire.Measure((0, 1, 2), {0: ("0", "1"), 1: ("2",)}, 3)
     pids = dict.fromkeys(range(3), os.getpid())
-    until(lambda: len(node.reply(message, pids).value["ranks"]["0"]) == 5)
+    until(lambda: len(node.reply(message, pids).ranks[0].gpu) == 3)
     reply = node.reply(message, pids)
     assert wire.decode(wire.encode(reply)) == reply
-    ranks = reply.value["ranks"]
-    assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], (
+    assert [len(reply.ranks[rank].gpu) for rank in range(3)] == [3, 0, 0], (
         "one with parts of a GPU is as one without"
     )
-    seconds, memory, *gpu = ranks["0"]
-    use = RankUse(math.nan, memory, 64e9, *gpu)
+    usage = reply.ranks[0]
+    use = RankUse(math.nan, usage.memory, 64e9, *usage.gpu)
     assert usage_text(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
-    assert seconds >= 0
+    assert usage.cpu_seconds >= 0
     node.close()
     assert node._gpus is not None
     node._gpus._thread.join(10)
@@ -152,8 +151,8 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
 def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:
     resources = Measurements()
     reply = resources.reply(wire.Measure((4, 5), {}, 9), {4: os.getpid()})
-    assert (reply.rank, reply.number, list(reply.value["ranks"])) == (4, 9, ["4"])
-    assert len(reply.value["ranks"]["4"]) == 2
+    assert (reply.rank, reply.number, list(reply.ranks)) == (4, 9, [4])
+    assert reply.ranks[4].gpu == ()
     assert resources._gpus is None
     assert wire.decode(wire.encode(reply)) == reply
 

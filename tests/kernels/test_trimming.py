@@ -37,19 +37,19 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert found.st_blocks * 512 <= LIMIT
     path = str(log)
     gone, cut, whole = (logs.output_of_run(path, spans.find(run), None) for run in runs)
-    assert (gone["text"], gone["known"], gone["over"]) == (LOST, True, True)
-    first, *kept = cut["text"].splitlines(keepends=True)
+    assert (gone.text, gone.known, gone.over) == (LOST, True, True)
+    first, *kept = cut.text.splitlines(keepends=True)
     assert first == LOST
     numbers = [int(line) for line in kept]
     assert numbers == [*range(numbers[0], 40_000)]
     assert len(numbers) > LIMIT // 2 // 100
-    assert whole["text"] == "".join(map(LINE.format, runs[3]))
-    everything = logs.last_lines(path, 10**6)["text"].splitlines()
+    assert whole.text == "".join(map(LINE.format, runs[3]))
+    everything = logs.last_lines(path, 10**6).text.splitlines()
     assert everything[0] == LINE.format(numbers[0]).rstrip()
-    assert logs.last_lines(path, 2)["text"].split() == [
+    assert logs.last_lines(path, 2).text.split() == [
         LINE.format(n).rstrip() for n in (40_098, 40_099)
     ]
-    assert logs.output_since(path, 5)["text"].startswith(LINE.format(numbers[0]))
+    assert logs.output_since(path, 5).text.startswith(LINE.format(numbers[0]))
     assert output.log.tail(1) == LINE.format(40_099).rstrip()
     os.close(writer)
     output.close()
@@ -60,7 +60,7 @@ def test_the_last_thousand_runs_are_known() -> None:
     for run in range(1, 1501):
         spans.begin(run, 10 * run, cell=run)
         spans.end(10 * run + 5)
-    assert spans.listed()["runs"] == [[run, run] for run in range(501, 1501)]
+    assert spans.listed() == tuple((run, run) for run in range(501, 1501))
     assert (spans.find(500), spans.find(501), spans.find(1500)) == (
         None,
         (5010, 5015),

@@ -13,7 +13,7 @@ import pytest
 
 from skymagic.errors import RunInterrupted
 from skymagic.run import interrupt
-from skymagic.run.submission import Submission
+from skymagic.run.submission import StopPressed, Submission
 
 
 class Deaf:
@@ -41,7 +41,7 @@ def presses(submission: Submission) -> int:
     count = 0
     while True:
         try:
-            count += submission.events.get_nowait().kind == "stop"
+            count += isinstance(submission.events.get_nowait(), StopPressed)
         except Empty:
             return count
 

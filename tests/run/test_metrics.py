@@ -7,7 +7,6 @@ import math
 import pickle
 from array import array
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,20 +16,21 @@ from skymagic.kernels.agent import replay_buffer as kept_by_agent
 from skymagic.kernels.agent.replay_buffer import MetricsBuffer
 from skymagic.run import metrics as module
 from skymagic.run.metrics import Metrics, newest_within, records, table
-from skymagic.run.run import show_content
+from skymagic.run.run import show_output
 from skymagic.wire.agent import BeginOutput, Reported
-from skymagic.wire.metrics import USAGE, packed, unpacked
+from skymagic.wire.metrics import USAGE, MetricBatch, packed, unpacked
+from skymagic.wire.output import Output, OutputComplete, OutputMetrics
 from tests.kernels.filters import output_filter
 
 NAN = math.nan
 
 
-def batch(names: str, *rows: tuple[float, ...]) -> tuple[dict[str, Any], ...]:
+def batch(names: str, *rows: tuple[float, ...]) -> tuple[MetricBatch, ...]:
     """Rows of (seconds, step, total, numbers…), as they travel."""
     return packed({tuple(names.split()): array("d", [value for row in rows for value in row])})
 
 
-def of(*batches: tuple[int, tuple[dict[str, Any], ...]], cell: int = 1) -> Metrics:
+def of(*batches: tuple[int, tuple[MetricBatch, ...]], cell: int = 1) -> Metrics:
     """What was reported by (rank, batch)."""
     made = Metrics(cell)
     for rank, each in batches:
@@ -40,7 +40,7 @@ def of(*batches: tuple[int, tuple[dict[str, Any], ...]], cell: int = 1) -> Metri
 
 def loop(
     names: str, steps: range, total: float = NAN, rate: float = 10.0
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[MetricBatch, ...]:
     """A loop that reports its step as each number."""
     count = len(names.split())
     return batch(names, *((step / rate, step, total, *[float(step)] * count) for step in steps))
@@ -227,7 +227,7 @@ def test_a_rank_that_falls_back_by_seconds_lags() -> None:
         loop("loss", range(40), 50),  # another loop
     ],
 )
-def test_ranks_that_do_not_lag(slow: tuple[dict[str, Any], ...]) -> None:
+def test_ranks_that_do_not_lag(slow: tuple[MetricBatch, ...]) -> None:
     ranks = {rank: loop("loss", range(100), 200) for rank in (0, 1, 3)}
     assert of(*ranks.items(), (2, slow)).lagging() == {}
 
@@ -275,9 +275,15 @@ def test_row_larger_than_the_bound_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     assert (numbers.batches, numbers.dropped) == ((), 3)
 
 
+def reported(outputs: list[Output]) -> list[tuple[float, float]]:
+    """Steps and losses in the metrics among these outputs of rank 3."""
+    batches = [(3, piece.batches) for piece in outputs if isinstance(piece, OutputMetrics)]
+    return [(row["step"], row["loss"]) for row in records([of(*batches)])]
+
+
 def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
-    sent: list[dict[str, Any]] = []
-    output = output_filter(3, tmp_path / "log", {}, lambda parent, content: sent.append(content))
+    sent: list[Output] = []
+    output = output_filter(3, tmp_path / "log", {}, lambda parent, output: sent.append(output))
     try:
         output.screen.report(Reported(3, loop("loss", range(1))))
         assert sent == [], "between cells it is nobody's"
@@ -291,19 +297,16 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
         output.end(1.0)
     finally:
         output.close()
-    assert [content["kind"] for content in sent] == ["numbers", "numbers", "end"]
-    assert [
-        (row["step"], row["loss"])
-        for row in records([of(*((3, one["batches"]) for one in sent[:2]))])
-    ] == [(step, step) for step in range(4)]
+    assert [type(piece) for piece in sent] == [OutputMetrics, OutputMetrics, OutputComplete]
+    assert reported(sent) == [(step, step) for step in range(4)]
 
 
 def test_dropped_numbers_are_counted_on_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 3200)
-    sent: list[dict[str, Any]] = []
-    output = output_filter(3, tmp_path / "log", {}, lambda parent, content: sent.append(content))
+    sent: list[Output] = []
+    output = output_filter(3, tmp_path / "log", {}, lambda parent, output: sent.append(output))
     try:
         output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
         output.screen.detach()
@@ -312,14 +315,14 @@ def test_dropped_numbers_are_counted_on_return(
     finally:
         output.close()
     screen = Mock()
-    show_content(screen, 3, sent[0])
+    show_output(screen, sent[0])
     screen.note.assert_called_once_with(
         "[the oldest 1,200 rows that rank 3 reported while this notebook was away are not kept]\n"
     )
 
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
-    sent: list[dict[str, Any]] = []
+    sent: list[Output] = []
     output = output_filter(3, tmp_path / "log", {})
     try:
         output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
@@ -334,7 +337,7 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
         output.screen.report(
             Reported(3, loop("loss", range(2, 3)))
         )  # as the second has not asked yet
-        output.screen.follow(0, lambda content: None)  # it is killed
+        output.screen.follow(0, lambda output: None)  # it is killed
         output.screen.detach()
         output.screen.report(Reported(3, loop("loss", range(3, 4))))
         output.screen.replaced()
@@ -346,8 +349,5 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
     finally:
         output.close()
     for contents in (sent[:told], sent[told:]):
-        assert contents[-1]["kind"] == "end"
-        found = records(
-            [of(*((3, one["batches"]) for one in contents if one["kind"] == "numbers"))]
-        )
-        assert [(row["step"], row["loss"]) for row in found] == [(step, step) for step in range(5)]
+        assert isinstance(contents[-1], OutputComplete)
+        assert reported(contents) == [(step, step) for step in range(5)]

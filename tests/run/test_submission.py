@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from skymagic.run.submission import JOINED_CHARS, Repeated, Submission
+from skymagic.run.submission import (
+    JOINED_CHARS,
+    OutputArrived,
+    RankDeath,
+    RankFinished,
+    Repeated,
+    StopPressed,
+    Submission,
+)
+from skymagic.wire.agent import RankExited
+from skymagic.wire.output import OutputDisplay, OutputMetrics, OutputText
 
 
 def shown(
-    submission: Submission, rank: int, text: str, seq: int, name: str = "stdout", **more: Any
+    submission: Submission,
+    rank: int,
+    text: str,
+    seq: int,
+    name: str = "stdout",
+    *,
+    maybe_seen: bool = False,
 ) -> None:
-    submission.put(
-        "output", rank, {"kind": "stream", "name": name, "text": text, "seq": seq, **more}
-    )
+    submission.put(OutputArrived(OutputText(rank, name, text, seq=seq, maybe_seen=maybe_seen)))
 
 
 def read(submission: Submission) -> list[tuple[int, str, int]]:
-    """(Rank, text or kind, number) of each event."""
-    return [
-        (one.rank, one.content.get("text", one.kind), one.content.get("seq", 0))
-        for one in submission.news()
-    ]
+    """(Rank, text or "outcome", number) of each event."""
+    events = []
+    for event in submission.news():
+        if isinstance(event, RankFinished):
+            events.append((event.rank, "outcome", 0))
+            continue
+        assert isinstance(event, OutputArrived)
+        assert isinstance(event.output, OutputText)
+        events.append((event.rank, event.output.text, event.output.seq))
+    return events
 
 
 def test_text_of_a_stream_that_has_come_is_one() -> None:
@@ -30,7 +49,7 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     shown(submission, 0, "a warning\n", 4, "stderr")
     shown(submission, 1, "step 1\n", 1)
     shown(submission, 0, "step 4\n", 5)
-    submission.put("outcome", 0, {"status": "ok"})
+    submission.put(RankFinished(0, {"status": "ok"}))
     shown(submission, 0, "after it\n", 6)
     assert read(submission) == [
         (0, "step 1\nstep 2\nstep 3\n", 3), (0, "a warning\n", 4), (1, "step 1\n", 1), (0, "step 4\n", 5),
@@ -48,23 +67,21 @@ def test_what_is_announced_stays_by_itself() -> None:
 
 def test_what_may_have_been_seen_is_announced_once() -> None:
     repeated = Repeated({0: 3})
-    come = [
-        {"kind": "stream", "name": "stdout", "text": f"{seq}\n", "seq": seq} for seq in range(1, 5)
-    ]
-    assert [repeated.take(0, content) for content in come[:2]] == [[], []]
-    [announced] = repeated.take(0, come[2])
-    assert (announced["text"], announced["seq"], announced["maybe_seen"]) == ("1\n2\n3\n", 3, True)
-    assert repeated.take(0, come[3]) == [come[3]]
-    assert repeated.take(1, come[0]) == [come[0]], "nothing of this rank is in doubt"
+    come = [OutputText(0, "stdout", f"{seq}\n", seq=seq) for seq in range(1, 5)]
+    assert [repeated.take(output) for output in come[:2]] == [[], []]
+    assert repeated.take(come[2]) == [OutputText(0, "stdout", "1\n2\n3\n", seq=3, maybe_seen=True)]
+    assert repeated.take(come[3]) == [come[3]]
+    other = OutputText(1, "stdout", "1\n", seq=1)
+    assert repeated.take(other) == [other], "nothing of this rank is in doubt"
 
 
 def test_what_follows_a_gap_is_not_in_doubt() -> None:
     repeated = Repeated({0: 3})
-    numbers = {"kind": "numbers", "batches": [], "seq": 1}
-    picture = {"kind": "display_data", "data": {}, "seq": 2}
-    after = {"kind": "stream", "name": "stdout", "text": "new\n", "seq": 7}
-    assert repeated.take(0, numbers) == repeated.take(0, picture) == []
-    assert repeated.take(0, after) == [numbers, {**picture, "maybe_seen": True}, after]
+    numbers = OutputMetrics(0, (), seq=1)
+    picture = OutputDisplay(0, "display_data", {"data": {}}, seq=2)
+    after = OutputText(0, "stdout", "new\n", seq=7)
+    assert repeated.take(numbers) == repeated.take(picture) == []
+    assert repeated.take(after) == [numbers, replace(picture, maybe_seen=True), after]
 
 
 def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:
@@ -73,9 +90,8 @@ def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:
         shown(submission, 0, piece, seq)
     assert [seq for _, _, seq in read(submission)] == [2, 4, 5]
     shown(submission, 0, "text\n", 6)
-    submission.put("died", 0, {})
-    submission.put("stop", -1)
-    first = submission.read(0.0)
-    assert first is not None
-    assert first.content["text"] == "text\n"
-    assert [len(submission.unread(kind)) for kind in ("died", "stop", "output")] == [1, 1, 0]
+    submission.put(RankDeath(RankExited(0, 0, None, False)))
+    submission.put(StopPressed())
+    assert submission.read(0.0) == OutputArrived(OutputText(0, "stdout", "text\n", seq=6))
+    counts = [len(submission.unread(kind)) for kind in (RankDeath, StopPressed, OutputArrived)]
+    assert counts == [1, 1, 0]

@@ -260,7 +260,7 @@ class Agent:
             return
         logger.error("agent failed", exc_info=problem)
         traceback.print_exception(problem)
-        log = logs.last_lines(str(self._directory / "agent.log"), LAST_LINES)["text"]
+        log = logs.last_lines(str(self._directory / "agent.log"), LAST_LINES).text
         with contextlib.suppress(OSError):
             write_all(self._errors, log.encode())
         self._send(
@@ -330,9 +330,7 @@ class Agent:
         match message:
             case wire.Spawn():
                 try:
-                    self._gpus.take(
-                        uuid for values in message.ranks for uuid in values.get("gpus", ())
-                    )
+                    self._gpus.take(uuid for spec in message.ranks for uuid in spec.gpus)
                 except PoolError as conflict:
                     logger.warning("ranks not started: %s", conflict)
                     self._send(wire.AgentFailed(str(conflict)))

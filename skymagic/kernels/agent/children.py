@@ -14,12 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from skymagic.kernels.agent import forkserver
 from skymagic.kernels.fork import EventLoop, fork
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Controller:
         loop: EventLoop,
         directory: Path,
         address: str,
-        on_listening: Callable[[dict[str, Any]], None],
+        on_listening: Callable[[JsonObject], None],
         send: Sink,
     ) -> None:
         self._loop = loop

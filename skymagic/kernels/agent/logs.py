@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from skymagic.kernels.agent.children import Sink
 from skymagic.wire import agent as wire
@@ -67,15 +67,13 @@ class Spans:
         """
         return (0, None) if run == WHOLE_LOG else self._spans.get(run)
 
-    def listed(self) -> dict[str, Any]:
-        """Return the known runs as ``runs``: a list of [run, cell], the oldest first."""
-        return {"runs": [[run, self._cells[run]] for run in self._spans]}
+    def listed(self) -> tuple[tuple[int, int], ...]:
+        """Return the known runs, each with its cell's number, the oldest first."""
+        return tuple((run, self._cells[run]) for run in self._spans)
 
 
-def last_lines(path: str, lines: int) -> dict[str, Any]:
-    """Return the last lines of a log as ``text`` and its end position as ``end``; empty if it is
-    missing.
-    """
+def last_lines(path: str, lines: int) -> wire.LogPiece:
+    """Return the last lines of a log; empty if it is missing."""
     try:
         with open(path, "rb") as log:
             begin, end = first_line_position(log), log.seek(0, os.SEEK_END)
@@ -85,10 +83,10 @@ def last_lines(path: str, lines: int) -> dict[str, Any]:
                 data = log.read(length)
                 length = min(end - begin, 4 * length)
     except FileNotFoundError:
-        return {"text": "", "end": 0}
+        return wire.LogPiece("", 0)
     # split at newlines only: the states of a progress bar are one line
     text = b"\n".join(data.split(b"\n")[-lines - data.endswith(b"\n") :])
-    return {"text": text.decode(errors="replace"), "end": end}
+    return wire.LogPiece(text.decode(errors="replace"), end)
 
 
 def log_tails(folder: Path) -> Iterator[tuple[int, str]]:
@@ -98,11 +96,11 @@ def log_tails(folder: Path) -> Iterator[tuple[int, str]]:
     for path in sorted(folder.glob("rank-*.log")):
         rank = int(path.stem.removeprefix("rank-"))
         lines, limit = (KEPT_LINES, KEPT_CHARACTERS) if rank else (HEAD_LINES, HEAD_CHARACTERS)
-        yield rank, last_lines(str(path), lines)["text"][-limit:]
+        yield rank, last_lines(str(path), lines).text[-limit:]
 
 
-def output_since(path: str, start: int) -> dict[str, Any]:
-    """Return the whole lines of a log from byte `start` on (``text``), and their end (``end``)."""
+def output_since(path: str, start: int) -> wire.LogPiece:
+    """Return the whole lines of a log from byte `start` on."""
     try:
         with open(path, "rb") as log:
             start = max(start, first_line_position(log))
@@ -112,19 +110,15 @@ def output_since(path: str, start: int) -> dict[str, Any]:
         data = b""
     if len(data) < PIECE:
         data = data[: data.rfind(b"\n") + 1]
-    return {"text": data.decode(errors="replace"), "end": start + len(data)}
+    return wire.LogPiece(data.decode(errors="replace"), start + len(data))
 
 
 def output_of_run(
     path: str, span: tuple[int, int | None] | None, start: int | None
-) -> dict[str, Any]:
-    """Return a piece of a run's output.
-
-    The result has ``text``, its end position ``end``, whether there is ``more``, and whether the
-    run is ``known`` and ``over``.
-    """
+) -> wire.LogPiece:
+    """Return a piece of a run's output."""
     if span is None:
-        return {"text": "", "end": 0, "more": False, "known": False, "over": True}
+        return wire.LogPiece("", 0, known=False, over=True)
     first, last = span
     lost, start = start is None, first if start is None else start
     try:
@@ -140,13 +134,12 @@ def output_of_run(
         end, data, lost = start, b"", False
     if more := start + len(data) < end:
         data = data[: data.rfind(b"\n") + 1] or data  # cut at a newline, not within a character
-    return {
-        "text": LOST * lost + data.decode(errors="replace"),
-        "end": start + len(data),
-        "more": more,
-        "known": True,
-        "over": last is not None,
-    }
+    return wire.LogPiece(
+        LOST * lost + data.decode(errors="replace"),
+        start + len(data),
+        more=more,
+        over=last is not None,
+    )
 
 
 KEEP_SIZE, PUNCH_HOLE = 1, 2
@@ -314,25 +307,26 @@ class RankLogs:
         """
         path, spans = str(self.path(message.rank)), self.spans(message.rank)
         if message.runs:
-            reply = spans.listed()
-        elif message.run:
-            reply = output_of_run(path, spans.find(message.run), message.start)
+            self._send(wire.LoggedRuns(message.rank, message.number, spans.listed()))
+            return
+        if message.run:
+            piece = output_of_run(path, spans.find(message.run), message.start)
         elif message.start is None:
-            reply = last_lines(path, message.lines)
+            piece = last_lines(path, message.lines)
         else:
             self._followers[message.rank, asker] = message
             self.follow(message.rank)
             return
-        self._send(wire.RankReply(message.rank, message.number, reply))
+        self._send(wire.LogReply(message.rank, message.number, piece))
 
     def follow(self, number: int) -> None:
         """Send new lines of a log to its followers, once there are any."""
         for key in [key for key in self._followers if key[0] == number]:
             request = self._followers[key]
             news = output_since(str(self.path(number)), request.start or 0)
-            if news["text"]:
+            if news.text:
                 del self._followers[key]
-                self._send(wire.RankReply(number, request.number, news))
+                self._send(wire.LogReply(number, request.number, news))
 
     def forget(self, asker: int) -> None:
         """Drop the requests of an asker that is gone; twice is safe."""

@@ -11,16 +11,27 @@ import codecs
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any
 
 from skymagic.kernels.agent.logs import RankLog
 from skymagic.kernels.agent.replay_buffer import DisplayBuffer, MetricsBuffer, RunBuffer
+from skymagic.wire import agent as wire
 from skymagic.wire.agent import BeginOutput, Publish, Reported
+from skymagic.wire.output import (
+    Output,
+    OutputComplete,
+    OutputDisplay,
+    OutputMetrics,
+    OutputMissed,
+    OutputNote,
+    OutputSuppressed,
+    OutputText,
+)
 from skymagic.wire.streams import FrameReader
+from skymagic.wire.typed import JsonObject
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -32,10 +43,9 @@ A flood of short lines then costs at most a hundred messages a second.
 REFILL_SHARE = 0.25
 """Share of the bucket that is refilled each second."""
 
-Send = Callable[[dict[str, Any], dict[str, Any]], None]
-"""Sends a content dictionary on iopub under a parent header."""
-Watcher = Callable[[dict[str, Any]], None]
-"""Receives each content, with the number of its ``run``."""
+Send = Callable[[JsonObject, Output], None]
+"""Sends output on iopub under a parent header."""
+Watcher = Callable[[Output], None]
 
 
 class TokenBucket:
@@ -110,13 +120,13 @@ class RankScreen:
     It buffers while the notebook is away.
 
     Args:
-        rank: part of every content.
-        send: sends a content on iopub.
+        rank: part of all output.
+        send: sends output on iopub.
     """
 
     def __init__(self, rank: int, send: Send) -> None:
         self.rank, self._send = rank, send
-        self.parent: dict[str, Any] | None = None  # header of the request; None between requests
+        self.parent: JsonObject | None = None  # header of the request; None between requests
         self._away: DisplayBuffer | None = None  # displays made while the notebook is away
         self._numbers = MetricsBuffer()  # metrics reported meanwhile
         self._reported = MetricsBuffer()
@@ -133,27 +143,27 @@ class RankScreen:
 
     def end(self) -> None:
         """Mark the end of the request's output."""
-        self.show("end")
+        self.show(OutputComplete(self.rank))
         self.parent = None
 
-    def show(self, kind: str, content: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Number a content and send it to the notebook."""
-        numbered = self._kept.add({"rank": self.rank, "kind": kind, **content})
+    def show(self, output: Output) -> None:
+        """Number a piece of output and send it to the notebook."""
+        numbered = self._kept.add(output)
         if self._follower is not None:
             self._follower(numbered)
         elif self.parent is not None:
             self._send(self.parent, numbered)
 
-    def display(self, kind: str, content: Mapping[str, Any]) -> None:
+    def display(self, display: OutputDisplay) -> None:
         """Show rich output; while the notebook is away, keep the newest for it."""
         if self._away is not None:
-            self._away.add({"rank": self.rank, "kind": kind, **content})
+            self._away.add(display)
         else:
-            self.show(kind, content)
+            self.show(display)
 
     def note(self, text: str) -> None:
         """Show a line of skymagic's own, after the text written before it."""
-        self.show("note", {"text": f"[rank {self.rank}: {text}]\n"})
+        self.show(OutputNote(self.rank, f"[rank {self.rank}: {text}]\n"))
 
     def report(self, message: Reported) -> None:
         """Send metrics of the request, also from ranks whose output is not shown."""
@@ -163,19 +173,13 @@ class RankScreen:
         if self._away is not None:
             self._numbers.add(message.batches)
         else:
-            self._send_numbers(message.batches)
+            self._send_metrics(OutputMetrics(self.rank, message.batches))
 
-    def _send_numbers(self, batches: Sequence[Mapping[str, Any]], dropped: int = 0) -> None:
-        content = self._numbers_content(batches, dropped)
+    def _send_metrics(self, metrics: OutputMetrics) -> None:
         if self._follower is not None:
-            self._follower(content)
+            self._follower(metrics)
         else:
-            self._send(self.parent or {}, content)
-
-    def _numbers_content(
-        self, batches: Sequence[Mapping[str, Any]], dropped: int
-    ) -> dict[str, Any]:
-        return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "dropped": dropped}
+            self._send(self.parent or {}, metrics)
 
     def detach(self) -> None:
         """Keep only the newest displays and a bounded amount of metrics from now on."""
@@ -191,30 +195,30 @@ class RankScreen:
         if self._away is None or self.parent is None:
             return
         if self._away.missed:
-            self.show("missed", {"count": self._away.missed})
+            self.show(OutputMissed(self.rank, self._away.missed))
             self._away.missed = 0
-        for content in self._away.take():
-            self.show(content["kind"], content)
+        for display in self._away.take():
+            self.show(display)
         numbers, self._numbers = self._numbers, MetricsBuffer()
         if numbers.batches:
-            self._send_numbers(numbers.batches, numbers.dropped)
+            self._send_metrics(OutputMetrics(self.rank, numbers.batches, numbers.dropped))
 
     def replaced(self) -> None:
         """Drop the notebook that made the request, because another one has taken over."""
-        self._follower = lambda content: None
+        self._follower = lambda output: None
         self.attach()
 
     def follow(self, shown: int, tell: Watcher) -> None:
-        """Send the request's metrics, its contents after the first `shown`, and all that follows.
+        """Send the request's metrics, its output after the first `shown`, and all that follows.
 
         Its end is sent in any case: the notebook that saw it may have been killed before it had the
         values.
         """
         if batches := self._reported.batches:  # before the end content, after which nobody listens
-            tell(self._numbers_content(batches, self._reported.dropped))
-        for content in self._kept.after(shown):
-            tell(content)
-        if self._kept.end is not None and self._kept.end["seq"] <= shown:
+            tell(OutputMetrics(self.rank, batches, self._reported.dropped))
+        for output in self._kept.after(shown):
+            tell(output)
+        if self._kept.end is not None and self._kept.end.seq <= shown:
             tell(self._kept.end)
         self._follower = tell
 
@@ -262,7 +266,7 @@ class OutputFilter:
         elif plain:
             self.log.write(f"{plain}\n".encode(errors="replace"))
         if self._bucket is not None and self.screen.parent is not None:
-            self.screen.display(message.kind, message.content)
+            self.screen.display(OutputDisplay(message.rank, message.kind, message.content))
 
     def end(self, now: float) -> None:
         """Show the rest of the request's text and mark its end."""
@@ -309,9 +313,8 @@ class OutputFilter:
         for name, chunks in groupby(waiting, key=itemgetter(0)):
             self._last_sent = now
             if self.screen.parent is not None:
-                self.screen.show(
-                    "stream", {"name": name, "text": "".join(text for _, text in chunks)}
-                )
+                text = "".join(text for _, text in chunks)
+                self.screen.show(OutputText(self.screen.rank, name, text))
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""
@@ -336,7 +339,7 @@ class OutputFilter:
         bucket = self._bucket
         if bucket is not None and bucket.held_back and self.screen.parent is not None:
             nbytes, bucket.held_back = bucket.held_back, 0
-            self.screen.show("held_back", {"nbytes": nbytes})
+            self.screen.show(OutputSuppressed(self.screen.rank, nbytes))
 
 
 def enlarge(pipe: int) -> None:
@@ -354,7 +357,7 @@ class Iopub:
     The high water mark is off on every hop, so that nothing is dropped.
     """
 
-    def __init__(self, engine: dict[str, Any]) -> None:
+    def __init__(self, engine: JsonObject) -> None:
         self._engine = engine
         self._socket: Any = None
         self._session: Any = None
@@ -384,8 +387,8 @@ class Iopub:
         socket.connect(f"{engine['interface']}:{engine['iopub']}")
         self._socket = socket
 
-    def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
-        """Publish a content for the client that sent `parent`."""
+    def send(self, ident: str, parent: JsonObject, output: Output) -> None:
+        """Publish output for the client that sent `parent`."""
         self.open()
         # an XPUB socket receives subscriptions: messages sent before the controller has subscribed
         # would be dropped
@@ -394,7 +397,7 @@ class Iopub:
         self._session.send(
             self._socket,
             "sky_output",
-            content,
+            {"output": wire.CODEC.to_plain(output)},
             parent=parent,
             ident=ident.encode(),
             metadata={"engine": ident},

@@ -28,6 +28,7 @@ from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
+from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Ranks:
         self._engine_file = directories.work / "engine.json"
         self._iopub: Iopub | None = None
         # the controller's connection information for ranks
-        self._connection: dict[str, Any] | None = None
+        self._connection: JsonObject | None = None
         # by key: values that ranks have put, for ranks that start later
         self.values: dict[str, wire.RendezvousKey] = {}
         self._spawned = 0
@@ -140,7 +141,7 @@ class Ranks:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def connect(self, engine: dict[str, Any]) -> None:
+    def connect(self, engine: JsonObject) -> None:
         """Start the waiting ranks, as the controller listens.
 
         Args:
@@ -162,8 +163,8 @@ class Ranks:
             self._waiting.append(request)
             return
         self._restore_files()
-        for values in request.ranks:
-            self._spawn(wire.RankSpec(**values), self._iopub)
+        for spec in request.ranks:
+            self._spawn(spec, self._iopub)
 
     def _restore_files(self) -> None:
         """Write the files that ranks read at their start, and recreate deleted folders."""
@@ -196,7 +197,7 @@ class Ranks:
             self._log_limit,
             self._tell,
         )
-        screen = RankScreen(spec.rank, lambda parent, content: iopub.send(ident, parent, content))
+        screen = RankScreen(spec.rank, lambda parent, output: iopub.send(ident, parent, output))
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
         rank = self.running[spec.rank] = Rank(spec.rank, ident, control, output)
         self._lifetime.begin(spec.rank)

@@ -154,9 +154,7 @@ class RankAudience:
         outputs = self._outputs()
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
-                output.screen.follow(
-                    shown, lambda content: self._send(wire.FollowedOutput(content["rank"], content))
-                )
+                output.screen.follow(shown, self._send)
 
     def _outputs(self) -> dict[int, OutputFilter]:
         outputs = {number: output for number, (_, output) in self._ranks.dead.items()}

@@ -6,13 +6,20 @@ metrics may never end (a live plot), so only the newest are kept.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from skymagic.wire import agent as wire
 from skymagic.wire import metrics
+from skymagic.wire.output import (
+    Output,
+    OutputComplete,
+    OutputDisplay,
+    OutputSuppressed,
+    OutputText,
+)
 
 FIRST_BYTES = 64 << 10
 """Bytes kept of the output that was shown first."""
@@ -25,68 +32,62 @@ class RunBuffer:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._count = 0
-        self._first: list[dict[str, Any]] = []
+        self._first: list[Output] = []
         self._room = FIRST_BYTES
-        self._last: deque[tuple[dict[str, Any], int]] = deque()
+        self._last: deque[tuple[Output, int]] = deque()
         self._nbytes = 0
         self._dropped = self._dropped_bytes = 0
-        self.end: dict[str, Any] | None = None  # the content that marks the end of the output
+        self.end: OutputComplete | None = None
 
-    def add(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Keep a content, and return it with its number as ``seq``."""
+    def add(self, output: Output) -> Output:
+        """Keep a piece of output, and return it with its number."""
         self._count += 1
-        content = {**content, "seq": self._count}
-        if content["kind"] == "end":
-            self.end = content
-        nbytes = (
-            len(content["text"])
-            if content["kind"] == "stream"
-            else len(json.dumps(content, default=str))
-        )
-        # once a content did not fit, all later ones belong to the end
+        output = replace(output, seq=self._count)
+        if isinstance(output, OutputComplete):
+            self.end = output
+        nbytes = len(output.text) if isinstance(output, OutputText) else len(wire.encode(output))
+        # once a piece did not fit, all later ones belong to the end
         if not self._last and nbytes <= self._room:
-            self._first.append(content)
+            self._first.append(output)
             self._room -= nbytes
-            return content
-        self._last.append((content, nbytes))
+            return output
+        self._last.append((output, nbytes))
         self._nbytes += nbytes
         while self._nbytes > LAST_BYTES and len(self._last) > 1:
             dropped = self._last.popleft()[1]
             self._nbytes -= dropped
             self._dropped += 1
             self._dropped_bytes += dropped
-        return content
+        return output
 
-    def after(self, shown: int) -> Iterator[dict[str, Any]]:
-        """Yield the contents after the first `shown`; dropped ones are replaced by a note of their
-        size.
+    def after(self, shown: int) -> Iterator[Output]:
+        """Yield the output after the first `shown` pieces; dropped ones are replaced by a note of
+        their size.
         """
-        contents = [*self._first, *(content for content, _ in self._last)]
+        outputs = [*self._first, *(output for output, _ in self._last)]
         before, displays = shown, set[str]()
-        for content in filter(lambda one: one["seq"] > shown, contents):
-            if gap := content["seq"] - before - 1:  # some of what was dropped may have been shown
+        for output in outputs:
+            if output.seq <= shown:
+                continue
+            if gap := output.seq - before - 1:  # some of what was dropped may have been shown
                 nbytes = self._dropped_bytes * gap // self._dropped
-                yield {
-                    "rank": self._rank,
-                    "kind": "held_back",
-                    "nbytes": nbytes,
-                    "seq": content["seq"] - 1,
-                }
-            before = content["seq"]
-            yield _as_new_display(content, displays)
+                yield OutputSuppressed(self._rank, nbytes, seq=output.seq - 1)
+            before = output.seq
+            yield _with_new_display(output, displays)
 
 
-def _as_new_display(content: dict[str, Any], displays: set[str]) -> dict[str, Any]:
+def _with_new_display(output: Output, displays: set[str]) -> Output:
     """Turn the first update of a display that the notebook does not know into a new display.
 
     `displays` holds the ids that it knows.
     """
-    ident = (content.get("transient") or {}).get("display_id", "")
-    if content["kind"] == "update_display_data" and ident not in displays:
-        content = {**content, "kind": "display_data"}
-    if ident:
-        displays.add(ident)
-    return content
+    if not isinstance(output, OutputDisplay):
+        return output
+    if output.kind == "update_display_data" and output.display_id not in displays:
+        output = replace(output, kind="display_data")
+    if output.display_id:
+        displays.add(output.display_id)
+    return output
 
 
 MAX_DISPLAYS = 20
@@ -102,37 +103,40 @@ class DisplayBuffer:
     """
 
     def __init__(self) -> None:
-        # (display id or "", content, bytes), the oldest first
-        self._kept: list[tuple[str, dict[str, Any], int]] = []
+        # the oldest first, each with its size in bytes
+        self._kept: list[tuple[OutputDisplay, int]] = []
         # ids of dropped displays, which the notebook does not know
         self._unknown: set[str] = set()
         self.missed = 0
 
-    def add(self, content: dict[str, Any]) -> None:
-        """Keep a content that would have gone to iopub."""
-        if content["kind"] == "clear_output":
+    def add(self, display: OutputDisplay) -> None:
+        """Keep a display that would have gone to iopub."""
+        if display.kind == "clear_output":
             self._kept.clear()
-        ident = (content.get("transient") or {}).get("display_id", "")
-        older = next((kept for kept in self._kept if ident and kept[0] == ident), None)
+        ident = display.display_id
+        older = next(
+            (i for i, (kept, _) in enumerate(self._kept) if ident and kept.display_id == ident),
+            None,
+        )
         if older is not None:  # keeps its position and its kind
-            content = {**content, "kind": older[1]["kind"]}
-            self._kept[self._kept.index(older)] = (ident, content, len(json.dumps(content)))
+            display = replace(display, kind=self._kept[older][0].kind)
+            self._kept[older] = display, len(wire.encode(display))
         else:
-            if ident in self._unknown and content["kind"] == "update_display_data":
-                content = {**content, "kind": "display_data"}
-            self._kept.append((ident, content, len(json.dumps(content))))
+            if ident in self._unknown and display.kind == "update_display_data":
+                display = replace(display, kind="display_data")
+            self._kept.append((display, len(wire.encode(display))))
         while len(self._kept) > MAX_DISPLAYS or (
-            len(self._kept) > 1 and sum(one[2] for one in self._kept) > MAX_DISPLAY_BYTES
+            len(self._kept) > 1 and sum(nbytes for _, nbytes in self._kept) > MAX_DISPLAY_BYTES
         ):
-            ident, dropped, _ = self._kept.pop(0)
-            self.missed += dropped["kind"] != "clear_output"
-            if dropped["kind"] == "display_data":
-                self._unknown.add(ident)
+            dropped, _ = self._kept.pop(0)
+            self.missed += dropped.kind != "clear_output"
+            if dropped.kind == "display_data":
+                self._unknown.add(dropped.display_id)
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return all kept contents and forget them."""
-        contents, self._kept = [content for _, content, _ in self._kept], []
-        return contents
+    def take(self) -> list[OutputDisplay]:
+        """Return all kept displays and forget them."""
+        displays, self._kept = [display for display, _ in self._kept], []
+        return displays
 
 
 class MetricsBuffer:
@@ -146,7 +150,7 @@ class MetricsBuffer:
         self._rows: metrics.Rows = {}
         self.dropped = 0
 
-    def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, batches: Iterable[metrics.MetricBatch]) -> None:
         """Keep rows that the notebook would have received."""
         for names, rows in metrics.unpacked(batches):
             if metrics.imported_module(names) is not None:
@@ -172,6 +176,6 @@ class MetricsBuffer:
             del self._rows[names]
 
     @property
-    def batches(self) -> tuple[dict[str, Any], ...]:
+    def batches(self) -> tuple[metrics.MetricBatch, ...]:
         """Kept rows, packed for the wire."""
         return metrics.packed(self._rows)

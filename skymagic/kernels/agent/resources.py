@@ -47,24 +47,17 @@ class Measurements:
     def __init__(self) -> None:
         self._gpus: Gpus | None = None
 
-    def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.RankReply:
-        """Return the time, this node's memory in bytes, and the usage of each running rank.
-
-        A rank's usage is its processor seconds and bytes of memory, then, if its GPUs are known,
-        their utilization (0 to 1), bytes in use and bytes in total.
-        """
-        devices = {int(rank): tuple(rank_devices) for rank, rank_devices in message.devices.items()}
+    def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.Measurement:
+        """Return the time, this node's memory, and the usage of each running rank."""
+        devices = message.devices
         gpus = self._asked({device for rank_devices in devices.values() for device in rank_devices})
         ranks = {}
         for rank in message.ranks:
             if (use := process_use(pids[rank]) if rank in pids else None) is not None:
-                ranks[str(rank)] = [*use, *of_devices(devices.get(rank, ()), gpus)]
+                gpu = of_devices(devices.get(rank, ()), gpus)
+                ranks[rank] = wire.RankUsage(use[0], use[1], tuple(gpu))
         memory = min((limit for limit, _ in usage.memory_limits()), default=0)
-        return wire.RankReply(
-            message.ranks[0],
-            message.number,
-            {"at": time.monotonic(), "memory": memory, "ranks": ranks},
-        )
+        return wire.Measurement(message.ranks[0], message.number, time.monotonic(), memory, ranks)
 
     def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
         """Return the latest measurements of GPUs, and request new ones."""
@@ -79,7 +72,7 @@ class Measurements:
             self._gpus.close()
 
 
-def process_use(pid: int) -> tuple[float, float] | None:
+def process_use(pid: int) -> tuple[float, int] | None:
     """Return the processor seconds and bytes of memory of a process, or None if unknown."""
     try:
         fields = status(pid)
