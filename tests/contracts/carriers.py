@@ -108,7 +108,9 @@ def slurm(folder: Path) -> Iterator[Carrier]:
             Slurm(), "--provider slurm --time 10m", {**lab.env, "HOME": str(home)}
         ) as connection,
     ):
-        yield Carrier(connection, lambda: _kill_children(lambda words: words[:1] == ["srun"]))
+        yield Carrier(
+            connection, lambda: _kill_children(lambda words: words[:1] == ["srun"]), 24 << 20
+        )
 
 
 @contextmanager

@@ -42,8 +42,10 @@ CUT_SECONDS = 15.0
 """Seconds after which both ends of a connection that was cut have noticed."""
 SETTLED_SECONDS = 0.5
 """Seconds without progress after which a transfer counts as blocked."""
-MOST_BUFFERED = 48 << 20
+MOST_BUFFERED = 32 << 20
 """Most bytes that a channel may take while nobody reads at its other end."""
+SENT = 40 << 20
+"""More bytes than that."""
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
@@ -155,7 +157,7 @@ def test_a_writer_waits_for_a_shell_that_does_not_read(connection: HostConnectio
     counts = [0]
 
     def write() -> None:
-        for _ in range(MOST_BUFFERED >> 19):
+        for _ in range(SENT >> 20):
             shell.write(bytes(1 << 20))
             counts[0] += 1 << 20
         shell.end_input()
@@ -163,14 +165,14 @@ def test_a_writer_waits_for_a_shell_that_does_not_read(connection: HostConnectio
     writing = in_background(write)
     assert settled(lambda: counts[0]) < MOST_BUFFERED
     assert connection.run(f"touch go-{shell.pid}").status == 0
-    assert int(b"".join(iter(shell.read, b""))) == 2 * MOST_BUFFERED
+    assert int(b"".join(iter(shell.read, b""))) == SENT
     writing.join()
     shell.close()
 
 
 def test_a_shell_waits_for_a_reader(connection: HostConnection) -> None:
     shell = connection.open(
-        f"n=0; while [ $n -lt {MOST_BUFFERED >> 19} ]; do "
+        f"n=0; while [ $n -lt {SENT >> 20} ]; do "
         "head -c 1048576 /dev/zero; n=$((n+1)); echo $n >n-$$; done; rm n-$$"
     )
 
@@ -178,7 +180,7 @@ def test_a_shell_waits_for_a_reader(connection: HostConnection) -> None:
         return int(connection.run(f"cat n-{shell.pid}").out or 0) << 20
 
     assert settled(written) < MOST_BUFFERED
-    assert sum(map(len, iter(shell.read, b""))) == 2 * MOST_BUFFERED
+    assert sum(map(len, iter(shell.read, b""))) == SENT
     assert shell.finish(CUT_SECONDS) == 0
     shell.close()
 
@@ -187,7 +189,7 @@ def test_writing_to_a_shell_that_ends_is_a_broken_pipe(connection: HostConnectio
     shell = connection.open("read line; echo no such module >&2; exit 5")
     shell.write(b"line\n")
     with pytest.raises(BrokenPipeError):
-        shell.write(bytes(2 * MOST_BUFFERED))
+        shell.write(bytes(SENT))
     assert (shell.finish(CUT_SECONDS), shell.complaint()) == (5, "no such module")
     shell.close()
 

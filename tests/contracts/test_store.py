@@ -91,15 +91,16 @@ def test_what_a_rank_writes_into_a_value_is_its_own(nodes: Nodes) -> None:
 
 
 def test_a_value_moves_once_whatever_the_number_of_nodes(nodes: Nodes) -> None:
-    data = os.urandom(20 * MB)
-    before = nodes.moved()
-    key = put(nodes, data)
-    assert nodes.moved() - before < 1.01 * len(data)
-    before = nodes.moved()
-    assert nodes.store.put(key, [data], len(data)) == key
-    nodes.store.settle()
-    assert nodes.moved() - before < 1000
-    assert counts(nodes) == [1] * len(nodes.folders)
+    for number, nbytes in enumerate((MB, 20 * MB), 1):
+        data = os.urandom(nbytes)
+        before = nodes.moved()
+        key = put(nodes, data)
+        assert nodes.moved() - before < 1.01 * nbytes
+        before = nodes.moved()
+        assert nodes.store.put(key, [data], nbytes) == key
+        nodes.store.settle()
+        assert nodes.moved() - before < 1000
+        assert counts(nodes) == [number] * len(nodes.folders)
 
 
 @pytest.mark.parametrize("maker", REMOTE, indirect=True)

@@ -105,24 +105,6 @@ def test_files_go_when_nobody_needs_them(notebook: Notebook, cluster: Cluster) -
     assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
 
 
-def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
-    data = [os.urandom(3 * MB + number) for number in range(12)]
-    files = [
-        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3)
-        for number, each in enumerate(data)
-    ]
-    cluster.store.prefetch(files)
-    for file, each in zip(files, data, strict=True):
-        if len(each) % 5:
-            assert cluster.store.take(*file) == each
-        else:
-            cluster.store.discard(*file)
-    with pytest.raises(FileNotFoundError):
-        cluster.store.take(*files[3])
-    put(cluster, b"last")  # what was said before is done by now
-    assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
-
-
 def test_a_file_that_nobody_wants_stops_coming(cluster: Cluster) -> None:
     name = NodeStore(cluster.folders[1]).give([os.urandom(100 * MB)], 100 * MB)
     put(cluster, b"all are up")

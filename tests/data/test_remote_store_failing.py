@@ -133,23 +133,6 @@ def test_a_node_without_room_is_named(tmp_path: Path) -> None:
         assert len(two.files(0)) == 1
 
 
-def test_oldest_are_evicted_and_pinned_ones_stay() -> None:
-    status = os.statvfs("/dev/shm")
-    with closing(Cluster(2, share=35_000_000 / (status.f_bavail * status.f_frsize))) as two:
-        keys = [put(two, bytes([n]) * 10_000_000) for n in range(3)]
-        two.store.missing([keys[0]])
-        two.store.pin([keys[1]])
-        put(two, b"\3" * 10_000_000)
-        assert two.store.missing(keys) == [keys[2]]
-        assert "stores are full" in two.said[0]
-        large = put(two, bytes(40_000_000))
-        assert two.everywhere(large)
-        told = sorted(sentence.partition(", in")[0] for sentence in two.said[1:])
-        assert told == [
-            f"node{node}: 40 MB do not fit in memory: it is kept on disk" for node in range(2)
-        ]
-
-
 def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
     old = put(three, os.urandom(2 * MB))
     three.store.lose(1)

@@ -107,22 +107,6 @@ def pool(hosts: Machines) -> Iterator[Pool]:
     made.close()
 
 
-def test_the_link_carries_a_value_once(hosts: Machines, pool: Pool) -> None:
-    pool.put(b"all are up")
-    data = os.urandom(20 * MB)
-    before = sum(hosts.link.traffic())
-    key = pool.put(data)
-    assert sum(hosts.link.traffic()) - before < 1.05 * len(data)
-    assert all(pool.store.name(key) in names for names in pool.there())
-    before = sum(hosts.link.traffic())
-    assert pool.put(data) == key
-    assert sum(hosts.link.traffic()) - before < 10_000
-    before = sum(hosts.link.traffic())
-    key = pool.put(data[: 7 * MB] + b"!" + data[7 * MB + 1 :])  # one element of it
-    assert sum(hosts.link.traffic()) - before < 1.1 * MB
-    assert all(pool.store.name(key) in names for names in pool.there())
-
-
 def test_the_link_is_cut_for_longer_than_a_silence(hosts: Machines, pool: Pool) -> None:
     pool.put(b"all are up")
     data = os.urandom(40 * MB)
@@ -171,9 +155,3 @@ def test_a_machine_dies(hosts: Machines) -> None:
     finally:
         pool.close()
         hosts[2].reboot()
-
-
-def test_sessions_are_killed(hosts: Machines, pool: Pool) -> None:
-    pool.put(b"all are up")
-    key = pool.put(os.urandom(20 * MB), at(5 * MB, hosts[0].kill_sessions))
-    assert all(pool.store.name(key) in names for names in pool.there())

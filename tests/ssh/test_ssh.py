@@ -180,17 +180,6 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> No
 # --------------------------------------------------------------------------------------------- connections end
 
 
-def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: HostConnection) -> None:
-    process = connection.open("exec cat")
-    hosts[0].kill_sessions()
-    assert process.read() == b""
-    assert not connection.alive
-    assert process.finish(5.0) == -1
-    with pytest.raises(HostError, match="h1: the connection is lost"):
-        connection.open("true")
-    process.close()
-
-
 def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: HostConnection) -> None:
     with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
