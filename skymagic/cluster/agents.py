@@ -13,6 +13,7 @@ from skymagic.cluster.nodes import Liveness, Node
 from skymagic.cluster.requests import AgentRequests
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
+from skymagic.wire import queries
 from skymagic.wire.processes import status_words
 
 logger = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class Agents(AgentRequests):
         Their links are up, so the agents hang or were stopped. Ranks of such a machine end with
         them.
         """
-        answered = {self.specs[rank][0] for rank in self.ask(ranks, "usage", timeout)}
+        answered = {self.specs[rank][0] for rank in self.ask(ranks, queries.USAGE, timeout)}
         for index in (
             {self.specs[rank][0] for rank in ranks} - answered - self.away - self.gone.keys()
         ):

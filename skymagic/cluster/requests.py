@@ -6,11 +6,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from skymagic.cluster.links import AgentLinks, PendingCalls
 from skymagic.cluster.nodes import Node, States
 from skymagic.wire import agent as wire
+from skymagic.wire.queries import Query
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -51,25 +54,25 @@ class AgentRequests(States):
         for link, node_ranks in self._links.of(ranks):
             link.send(wire.Signal(node_ranks, signum))
 
-    def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
+    def ask(self, ranks: Iterable[int], query: Query[T], timeout: float) -> dict[int, T]:
         """Ask ranks' control threads, also while their cells run.
 
         Returns:
             The answers received within `timeout` seconds, by rank.
         """
-        logger.debug("ranks are asked: what=%s timeout=%s", what, timeout)
+        logger.debug("ranks are asked: what=%s timeout=%s", query.method, timeout)
         asked_ranks = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
         with self._calls.call() as (number, answers):
             for link, node_ranks in self._links.of(asked_ranks):
-                link.send(wire.RankRequest(node_ranks, what, number))
+                link.send(wire.RankRequest(node_ranks, query.method, number))
             # No answer will come from ranks that are lost meanwhile.
             self._calls.wait(
                 lambda: all(rank in answers or state.exited for rank, state in asked_ranks.items()),
                 timeout,
             )
             if silent := [rank for rank in asked_ranks if rank not in answers]:
-                logger.debug("ranks have not answered: what=%s ranks=%s", what, silent)
-            return dict(answers)
+                logger.debug("ranks have not answered: what=%s ranks=%s", query.method, silent)
+            return {rank: query.read(answer) for rank, answer in dict(answers).items()}
 
     def ask_nodes(
         self,

@@ -17,6 +17,7 @@ from skymagic.display import text
 from skymagic.display.run_line import short
 from skymagic.display.text import NO_ANSWER, html_table, table
 from skymagic.plan.units import count, ranges, rank_words, verb_form
+from skymagic.wire.queries import Stack, StackFrame
 
 PATH_PARTS = 3
 """Number of path components shown of a library's file, counted from the end."""
@@ -27,10 +28,8 @@ IDLE = ": idle"
 VALUED = ("int", "float", "bool", "str", "complex")
 """Types whose value is shown, but not used to group ranks."""
 
-Frame = Mapping[str, Any]
 
-
-def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], summaries: Mapping[int, str]) -> str:
+def stacks(by_rank: Mapping[int, Stack | None], summaries: Mapping[int, str]) -> str:
     """Return the position of each rank: a heading per position, and the user's frames below it.
 
     Frames are listed outermost first.
@@ -62,33 +61,33 @@ def states(by_rank: Mapping[int, str]) -> list[str]:
     return [f"{rank_words(ranks)}: {state}" for state, ranks in groups.items()]
 
 
-def _stack(stack: Mapping[str, Any] | None) -> str:
+def _stack(stack: Stack | None) -> str:
     """Return the text after the names of the ranks."""
     if stack is None:
         return f": {NO_ANSWER}"
-    if not stack["busy"]:
+    if not stack.busy:
         return IDLE
-    frames = stack["frames"]
+    frames = stack.frames
     if not frames:
         return ": between lines of the cell"
-    rows = [(f"    {_where(frame)}", frame.get("code", "")) for frame in shown(frames)]
-    interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.get("native") else ""
+    rows = [(f"    {_where(frame)}", frame.code) for frame in shown(frames)]
+    interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.native else ""
     return f" {text.place(frames)}{interpreter_note}\n{text.table(rows)}"
 
 
-def shown(frames: Sequence[Frame]) -> list[Frame]:
+def shown(frames: Sequence[StackFrame]) -> list[StackFrame]:
     """Return the frames of the user's own code, and the innermost frame."""
-    return [frame for frame in frames[:-1] if not frame.get("library")] + [*frames[-1:]]
+    return [frame for frame in frames[:-1] if not frame.library] + [*frames[-1:]]
 
 
-def _where(frame: Frame) -> str:
-    inside = "" if frame["name"] == "<module>" else f" in {frame['name']}"
-    if "cell" in frame:
-        number = f"cell {frame['cell']}, " if isinstance(frame["cell"], int) else ""
-        return f"{number}line {frame['line']}{inside}"
-    path = PurePath(frame["file"])
-    short = len(path.parts) > PATH_PARTS + 1 and frame.get("library")
-    return f"{'…/' + '/'.join(path.parts[-PATH_PARTS:]) if short else path}:{frame['line']}{inside}"
+def _where(frame: StackFrame) -> str:
+    inside = "" if frame.name == "<module>" else f" in {frame.name}"
+    if frame.cell is not None:
+        number = f"cell {frame.cell}, " if isinstance(frame.cell, int) else ""
+        return f"{number}line {frame.line}{inside}"
+    path = PurePath(frame.file)
+    short = len(path.parts) > PATH_PARTS + 1 and frame.library
+    return f"{'…/' + '/'.join(path.parts[-PATH_PARTS:]) if short else path}:{frame.line}{inside}"
 
 
 def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:

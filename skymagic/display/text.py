@@ -12,6 +12,7 @@ from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.units import duration_text, ranges, rank_words, size
 from skymagic.wire.output import Output, OutputText
+from skymagic.wire.queries import Stack, StackFrame
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_STATUS_ROWS = 64
@@ -229,13 +230,13 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
     )
 
 
-def frame_text(frame: Mapping[str, Any]) -> str:
+def frame_text(frame: StackFrame) -> str:
     """Return a frame as text: "line 7 of the cell in <module>"."""
-    place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"
-    return place if frame["name"] == "<module>" else f"{place} in {frame['name']}"
+    place = f"line {frame.line}" if frame.cell is not None else f"{frame.file}:{frame.line}"
+    return place if frame.name == "<module>" else f"{place} in {frame.name}"
 
 
-def places(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+def places(by_rank: Mapping[int, Sequence[StackFrame]]) -> str:
     """Return the positions of ranks in one line, grouped by position.
 
     Example: "ranks 0–2 in all_reduce, line 3; rank 3 in load, line 6".
@@ -248,27 +249,27 @@ def places(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     return "; ".join([*parts[:SHOWN_PLACES], *(["…"] if len(parts) > SHOWN_PLACES else [])])
 
 
-def place(frames: Sequence[Mapping[str, Any]]) -> str:
+def place(frames: Sequence[StackFrame]) -> str:
     """Return the innermost function of a stack, and the line in the user's code.
 
     Examples: "in all_reduce, line 3", "in conv2d, line 19 of forward".
     """
     own = next((frame for frame in reversed(frames) if in_cell(frame)), frames[0])
-    line = f"line {own['line']}" if in_cell(own) else f"{own['file']}:{own['line']}"
-    name = frames[-1]["name"]
+    line = f"line {own.line}" if in_cell(own) else f"{own.file}:{own.line}"
+    name = frames[-1].name
     # its line numbers refer to the cell that defined it, not to the running one
-    if own["name"] not in ("<module>", name):
-        line = f"{line} of {own['name']}"
-    if name.startswith("_") and name != own["name"] and own.get("code"):
+    if own.name not in ("<module>", name):
+        line = f"{line} of {own.name}"
+    if name.startswith("_") and name != own.name and own.code:
         # a library's internal function (_engine_run_backward) is meaningless to users: show their
         # own line
-        return f"in {own['code']}, {line}"
+        return f"in {own.code}, {line}"
     return f"at {line}" if name == "<module>" else f"in {name}, {line}"
 
 
-def in_cell(frame: Mapping[str, Any]) -> bool:
+def in_cell(frame: StackFrame) -> bool:
     """Return True for a frame of a cell, including cells that ran in the notebook."""
-    return "cell" in frame or "ipykernel_" in str(frame.get("file"))
+    return frame.cell is not None or "ipykernel_" in frame.file
 
 
 def unfolded(summary: str, details: str) -> str:
@@ -276,22 +277,22 @@ def unfolded(summary: str, details: str) -> str:
     return "\n".join([summary, *(f"  {line}" for line in details.splitlines())])
 
 
-def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
+def stacks(by_rank: Mapping[int, Stack | None]) -> str:
     """Return the positions of ranks, grouped by position.
 
     Example: "ranks 0, 1, 3: line 7, then …/distributed_c10d.py:1 in all_reduce".
     """
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(by_rank.items()):
-        frames = (stack or {}).get("frames") or []
-        cell = [frame_text(frame) for frame in frames if "cell" in frame]
-        deeper = [frame for frame in frames if "cell" not in frame]
+        frames = () if stack is None else stack.frames
+        cell = [frame_text(frame) for frame in frames if frame.cell is not None]
+        deeper = [frame for frame in frames if frame.cell is None]
         position = " → ".join(
-            [*cell, *([f"{deeper[-1]['name']} ({frame_text(deeper[-1])})"] if deeper else [])]
+            [*cell, *([f"{deeper[-1].name} ({frame_text(deeper[-1])})"] if deeper else [])]
         )
         if stack is None:
             position = NO_ANSWER
-        elif stack.get("native"):
+        elif stack.native:
             position += f" ({INTERPRETER_HELD})"
         groups.setdefault(position or "between lines of the cell", []).append(rank)
     return "\n".join(f"{rank_words(ranks)}: {position}" for position, ranks in groups.items())

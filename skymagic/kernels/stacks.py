@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.runtime import rendezvous
+from skymagic.wire.queries import Stack, StackFrame
 
 if TYPE_CHECKING:  # the agent imports this module, and does not need asyncio
     import asyncio
@@ -45,43 +46,33 @@ def main_frame() -> FrameType | None:
     return sys._current_frames().get(main) if main is not None else None
 
 
-def of_main_thread(kernel: Any) -> dict[str, Any]:
-    """Return the stack of the main thread, outermost frame first.
-
-    The result is ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``, with the number of
-    collectives started (``"collectives"``), the processor seconds of this process and its
-    descendants (``"cpu"``), their process IDs (``"processes"``), and the bytes that all of them
-    have read and written (``"io"``).
-
-    Frames of cells have ``"cell": n`` instead of a file name, and their line as ``"code"``; those
-    of Python's own modules and of installed packages have ``"library": True``. For a cell that
-    awaits, the stack is that of the awaited coroutine.
-    """
+def of_main_thread(kernel: Any) -> Stack:
+    """Return the stack of the main thread; for a cell that awaits, that of the coroutine."""
     frames = plain_frames(kernel, walk(main_frame()))
     awaited = kernel.interrupts.awaited
     # the main thread is in the event loop
-    if awaited is not None and not any("cell" in frame_info for frame_info in frames):
+    if awaited is not None and not any(frame.cell is not None for frame in frames):
         frames = of_task(kernel, awaited)
     started = descendants(os.getpid())
-    return {
-        "busy": kernel.busy,
-        "frames": frames,
-        "collectives": collectives(),
-        "cpu": processor_time_of_all(started),
-        "processes": sorted(started),
-        "io": bytes_moved(started),
-    }
+    return Stack(
+        busy=kernel.busy,
+        frames=tuple(frames),
+        collectives=collectives(),
+        cpu=processor_time_of_all(started),
+        processes=tuple(sorted(started)),
+        io=bytes_moved(started),
+    )
 
 
-def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
-    """Convert frames, outermost first, to plain values, starting at the cell if there is a cell."""
+def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[StackFrame]:
+    """Describe frames, outermost first, starting at the cell if there is a cell."""
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(frame, cells) for frame in stack if not is_internal(frame.f_code.co_filename)]
-    start = next((i for i, frame in enumerate(frames) if "cell" in frame), 0)
+    start = next((i for i, frame in enumerate(frames) if frame.cell is not None), 0)
     return frames[start:]
 
 
-def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
+def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[StackFrame]:
     """Return the frames of a cell that awaits, outermost first."""
     coroutine_frames, coroutine = [], task.get_coro()
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
@@ -90,10 +81,10 @@ def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
     return plain_frames(kernel, coroutine_frames)
 
 
-def telling_frames(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def telling_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """Return the two frames that best describe a stack: the user's innermost, and the innermost."""
-    own = next((frame for frame in reversed(frames) if not is_library(frame.get("file", ""))), None)
-    return [own or frames[0], frames[-1]] if frames else []
+    own = next((frame for frame in reversed(frames) if not is_library(frame.file)), None)
+    return (own or frames[0], frames[-1]) if frames else ()
 
 
 def is_library(file: str) -> bool:
@@ -146,22 +137,21 @@ def catches_signal(pid: int) -> bool:
     return not os.path.exists("/proc/self")
 
 
-def parse(text: str) -> dict[str, Any] | None:
+def parse(text: str) -> Stack | None:
     """Convert faulthandler's text to a result of `of_main_thread`, or None if it has no stack."""
-    raw_frames = [
-        {"line": int(match["line"]), "name": match["name"], "file": match["file"]}
+    frames = [
+        _parsed_frame(match["file"], int(match["line"]), match["name"])
         for match in FRAME.finditer(text)
-    ]
-    frames = [frame for frame in reversed(raw_frames) if not is_internal(str(frame["file"]))]
-    start = next((i for i, frame in enumerate(frames) if "ipykernel_" in str(frame["file"])), 0)
-    for frame in frames:
-        if "ipykernel_" in str(frame["file"]):
-            frame["cell"] = frame.pop("file")
-        elif is_library(str(frame["file"])):
-            frame["library"] = True
-    if not frames:
-        return None
-    return {"busy": True, "frames": frames[start:], "collectives": None, "cpu": 0.0, "native": True}
+        if not is_internal(match["file"])
+    ][::-1]
+    start = next((i for i, frame in enumerate(frames) if frame.cell is not None), 0)
+    return Stack(busy=True, frames=tuple(frames[start:]), native=True) if frames else None
+
+
+def _parsed_frame(file: str, line: int, name: str) -> StackFrame:
+    if "ipykernel_" in file:
+        return StackFrame(name, line, cell=file)
+    return StackFrame(name, line, file, library=is_library(file))
 
 
 def processor_time(thread: int | None) -> float:
@@ -257,13 +247,18 @@ def is_internal(filename: str) -> bool:
     return any(name in parts for name in INTERNAL) or filename.startswith("<frozen")
 
 
-def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
-    """Convert a frame to plain values."""
+def plain(frame: FrameType, cells: Mapping[str, int | str]) -> StackFrame:
+    """Describe a frame.
+
+    Args:
+        cells: numbers of cells by their file names.
+    """
     file, line = frame.f_code.co_filename, frame.f_lineno
-    location: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
+    name = frame.f_code.co_name
     if file not in cells and is_library(file):
-        return {**location, "file": file, "library": True}
+        return StackFrame(name, line, file, library=True)
     code = linecache.getline(file, line).strip()
-    cut = len(code) > CODE_CHARACTERS
-    location["code"] = f"{code[: CODE_CHARACTERS - 1]}…" if cut else code
-    return {**location, "cell": cells[file]} if file in cells else {**location, "file": file}
+    code = f"{code[: CODE_CHARACTERS - 1]}…" if len(code) > CODE_CHARACTERS else code
+    if file in cells:
+        return StackFrame(name, line, cell=cells[file], code=code)
+    return StackFrame(name, line, file, code=code)

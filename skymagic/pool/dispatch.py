@@ -34,6 +34,7 @@ from skymagic.run.submission import (
     Submission,
 )
 from skymagic.wire import agent as wire
+from skymagic.wire import queries
 from skymagic.wire.order import Order
 from skymagic.wire.output import OutputComplete
 
@@ -242,7 +243,7 @@ class Following:
             The ranks that have ended.
         """
         run, finished = self._submission, set[int]()
-        for rank, recalled in self._agents.ask(ranks, "recall", timeout).items():
+        for rank, recalled in self._agents.ask(ranks, queries.RECALL, timeout).items():
             number = recalled["order"]["run"] if recalled and recalled["order"] else 0
             if recalled is None or number > run.number or (number and recalled["outcome"] is None):
                 continue  # the rank is still executing

@@ -28,6 +28,7 @@ from skymagic.plan.distributions import Distribution, Environment, canonical, di
 from skymagic.plan.image import is_place
 from skymagic.pool.resources import PoolResources, data_plane
 from skymagic.pool.status import SharedStatus
+from skymagic.wire import queries
 from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:
@@ -170,11 +171,11 @@ class Packages:
             rank: index for rank, index in zip(ranks, indexes, strict=True) if rank is not None
         }
         for _ in range(ATTEMPTS if pending else 0):
-            for rank, reply in agents.ask(pending, "installed", ANSWER_TIMEOUT).items():
-                if reply and "versions" in reply:
+            for rank, reply in agents.ask(pending, queries.INSTALLED, ANSWER_TIMEOUT).items():
+                if reply is not None:
                     index = pending.pop(rank)
                     self._nodes[index] = Environment(
-                        reply["versions"], dict.fromkeys(reply["modules"], ())
+                        reply.versions, dict.fromkeys(reply.modules, ())
                     )
                     self._own.setdefault(index, dict(agents.nodes[index].own))
         return [agents.nodes[index].name for index in sorted(pending.values())]
@@ -432,7 +433,7 @@ class Packages:
         ready = [rank for rank, state in agents.ranks.items() if state.ready]
         return {
             name
-            for modules in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values()
+            for modules in agents.ask(ready, queries.RESCAN, ANSWER_TIMEOUT).values()
             for name in modules or ()
         }
 

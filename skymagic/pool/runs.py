@@ -34,6 +34,7 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
+from skymagic.wire import queries
 from skymagic.wire.order import Order, RunCell
 from skymagic.wire.session.frames import REPLACED
 
@@ -459,7 +460,7 @@ class Attaching:
         try:
             dead = self._resources.attach(met_nodes, connect, key.port)
             agents = self._resources.agents
-            kept = agents.ask(range(self._status.world_size), "recall", RECALL_TIMEOUT)
+            kept = agents.ask(range(self._status.world_size), queries.RECALL, RECALL_TIMEOUT)
             if refusals := [
                 reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
             ]:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from skymagic.plan.units import rank_words, verb_form
+from skymagic.wire import queries
 
 if TYPE_CHECKING:
     from skymagic.pool.resources import PoolResources
@@ -74,7 +75,7 @@ def give_up_slow_nodes(resources: PoolResources, ranks: Collection[int]) -> bool
 
 def _cause(resources: PoolResources, late: Collection[int]) -> str:
     agents = resources.agents
-    answered = agents.ask(late, "usage", ANSWER_TIMEOUT)
+    answered = agents.ask(late, queries.USAGE, ANSWER_TIMEOUT)
     if silent := [rank for rank in late if rank not in answered]:
         return f"the agent on {_hosts(resources, silent)} does not answer"
     if unforked := [rank for rank in late if agents.ranks[rank].pid is None]:

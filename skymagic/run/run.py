@@ -51,6 +51,7 @@ from skymagic.run.submission import (
     Submission,
 )
 from skymagic.wire import agent as wire
+from skymagic.wire import queries
 from skymagic.wire.metrics import only_imports
 from skymagic.wire.order import ON_GPU
 from skymagic.wire.output import (
@@ -182,7 +183,7 @@ class RunLoop:
         if self._disturbed:
             # Signals in transit must not hit the next cell. The answer to this query arrives after
             # them.
-            self._agents.ask(self._disturbed, "leaving", timeout=DRAIN_TIMEOUT)
+            self._agents.ask(self._disturbed, queries.LEAVING, timeout=DRAIN_TIMEOUT)
         ranks = self.report.ranks.values()
         if self.report.interrupted and not any(rank.failed for rank in ranks):
             self.report.interrupted = False  # all ranks succeeded in spite of the interrupt
@@ -317,7 +318,7 @@ class RunLoop:
 
     def _interrupt_again(self) -> None:
         """Repeat the interrupt: Python may lose the first one in a destructor or a fork."""
-        self._agents.ask(self.report.unfinished(), "interrupt", timeout=0.0)
+        self._agents.ask(self.report.unfinished(), queries.INTERRUPT, timeout=0.0)
 
     def _release_waiting(self) -> None:
         """Release the ranks that wait in native code.
@@ -328,11 +329,11 @@ class RunLoop:
         if open_ranks := [
             number for number in self.report.unfinished() if not ranks[number].waited_at
         ]:
-            frames = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
-            waiting = [number for number, frame in frames.items() if frame]
-            for number in waiting:
-                ranks[number].waited_at = frames[number]
-            self._shut_down(waiting)
+            frames = self._agents.ask(open_ranks, queries.WAITS, timeout=ANSWER_TIMEOUT)
+            waiting = {number: place for number, place in frames.items() if place}
+            for number, place in waiting.items():
+                ranks[number].waited_at = place
+            self._shut_down(list(waiting))
             self._due[RunLoop._release_waiting] = time.monotonic() + WAITS_AFTER
 
     def _release(self) -> None:
@@ -345,7 +346,7 @@ class RunLoop:
 
     def _shut_down(self, ranks: Sequence[int]) -> None:
         """Shut down the connections of these ranks' process groups."""
-        answers = self._agents.ask(ranks, "release", timeout=ANSWER_TIMEOUT)
+        answers = self._agents.ask(ranks, queries.RELEASE, timeout=ANSWER_TIMEOUT)
         if ranks:
             logger.info(
                 "ranks are released from collectives: run=%s ranks=%s",
@@ -357,11 +358,11 @@ class RunLoop:
     def _kill_stuck(self) -> None:
         """Kill ranks after the grace period; give those leaving the cell a little longer."""
         open_ranks = self.report.unfinished()
-        leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
+        leaving = self._agents.ask(open_ranks, queries.LEAVING, timeout=ANSWER_TIMEOUT)
         now = time.monotonic()
         self._gpu_deadline = self._gpu_deadline or now + GPU_GRACE
 
-        def may_leave(answer: bool | str) -> bool:
+        def may_leave(answer: bool | str | None) -> bool:
             # kernels and NCCL's abort may need longer than the grace period
             if answer == ON_GPU:
                 return self._gpu_deadline is not None and now < self._gpu_deadline
@@ -386,9 +387,9 @@ class RunLoop:
         if self.report.interrupted and without_frames:
             # last chance to find out where the ranks are, for the user: a signal handler reports it
             for number, stack in self._agents.ask(
-                without_frames, "native", timeout=4 * ANSWER_TIMEOUT
+                without_frames, queries.NATIVE_STACK, timeout=4 * ANSWER_TIMEOUT
             ).items():
-                self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
+                self.report.ranks[number].waited_at = () if stack is None else stack.frames
         # some ranks may have ended their cells during the query
         for event in self._submission.news():
             self._handle(event)

@@ -18,15 +18,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Agents
 from skymagic.display import text
 from skymagic.plan.units import rank_words, verb_form
+from skymagic.wire import queries
 from skymagic.wire.processes import describe
+from skymagic.wire.queries import Joining, Stack, ThreadUsage
 
-Stacks = Mapping[int, Mapping[str, Any] | None]
+Stacks = Mapping[int, Stack | None]
 BUSY_SHARE = 0.01
 """Share of the time between two samples that counts as work if it is spent on the CPU."""
 SAMPLE_COST = 0.02
@@ -64,13 +65,13 @@ def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
     Args:
         timeout: seconds for each of the two attempts.
     """
-    answers = agents.ask(ranks, "stacks", timeout=timeout)
+    answers = agents.ask(ranks, queries.STACK, timeout=timeout)
     if silent := [rank for rank in ranks if answers.get(rank) is None]:
-        answers |= agents.ask(silent, "native", timeout=timeout)
+        answers |= agents.ask(silent, queries.NATIVE_STACK, timeout=timeout)
         # such a rank cannot report its CPU time, but its agent can
-        for rank, usage in agents.ask(silent, "usage", timeout=timeout).items():
+        for rank, usage in agents.ask(silent, queries.USAGE, timeout=timeout).items():
             if usage and (stack := answers.get(rank)):
-                answers[rank] = {**stack, "cpu": usage[1]}
+                answers[rank] = replace(stack, cpu=usage.cpu_seconds)
     return {rank: answers.get(rank) for rank in ranks}
 
 
@@ -81,7 +82,7 @@ def variables_of(
 
     Ranks that did not answer in time are omitted.
     """
-    answers = agents.ask(ranks, "variables", timeout=timeout)
+    answers = agents.ask(ranks, queries.VARIABLES, timeout=timeout)
     return {rank: names for rank, names in sorted(answers.items()) if names is not None}
 
 
@@ -266,7 +267,7 @@ def _waiting_words(waiting: Mapping[str, Sequence[int]]) -> str:
 
 def ranks_behind(stacks: Stacks) -> list[int]:
     """Return the ranks that have begun fewer collectives than others."""
-    counts_by_rank = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
+    counts_by_rank = _collective_counts(stacks)
     counts = {count for count in counts_by_rank.values() if count is not None}
     return [
         rank for rank, count in counts_by_rank.items() if len(counts) > 1 and count == min(counts)
@@ -279,30 +280,30 @@ def are_only_ones_outside(behind: Sequence[int], stacks: Stacks) -> bool:
     A backward pass counts because it contains DDP's collectives.
     """
 
-    def within(stack: Mapping[str, Any] | None) -> bool:
-        frames = [] if stack is None else stack["frames"]
-        return bool(frames) and any(part in str(frames[-1].get("file")) for part in AWAITING)
+    def within(stack: Stack | None) -> bool:
+        frames = () if stack is None else stack.frames
+        return bool(frames) and any(part in frames[-1].file for part in AWAITING)
 
     return bool(behind) and all(
         within(stack) is (rank not in behind) for rank, stack in stacks.items()
     )
 
 
-def collective(stack: Mapping[str, Any] | None) -> str:
+def collective(stack: Stack | None) -> str:
     """Return the collective that a rank is in, or the pass of DDP that contains some; else ""."""
-    innermost = stack["frames"][-1] if stack is not None and stack["frames"] else {}
-    file = str(innermost.get("file"))
+    if stack is None or not stack.frames:
+        return ""
+    innermost = stack.frames[-1]
+    file = innermost.file
     # DDP's own frames call the model in another file, so an innermost frame here synchronizes
     if file.endswith(DDP):
         return "the forward pass of DDP"
     if AUTOGRAD in file:
         return BACKWARD
-    return str(innermost["name"]) if COLLECTIVES in file else ""
+    return innermost.name if COLLECTIVES in file else ""
 
 
-def is_in_same_collective(
-    before: Mapping[str, Any] | None, now: Mapping[str, Any] | None, working: float
-) -> bool:
+def is_in_same_collective(before: Stack | None, now: Stack | None, working: float) -> bool:
     """Return True if a rank is in the same collective as at the previous sample.
 
     A backward pass may compute as well as wait: it only counts if it used no CPU time.
@@ -310,30 +311,30 @@ def is_in_same_collective(
     Args:
         working: seconds of CPU time that count as work.
     """
-    if _at(before) != _at(now):
+    if before is None or now is None:
+        return before is now
+    if (before.frames, before.collectives) != (now.frames, now.collectives):
         return False
     # a backward pass may compute as well as wait
-    is_idle = (now or {}).get("cpu", 0.0) - (before or {}).get("cpu", 0.0) < working
-    return is_idle or collective(now) != BACKWARD
+    return now.cpu - before.cpu < working or collective(now) != BACKWARD
 
 
-def _at(stack: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Return a rank's frames and the number of collectives that it has begun."""
-    return (None, None) if stack is None else (stack["frames"], stack["collectives"])
+def _collective_counts(stacks: Stacks) -> dict[int, int | None]:
+    """Return how many collectives each rank has begun."""
+    return {rank: None if stack is None else stack.collectives for rank, stack in stacks.items()}
 
 
 def all_progressed(before: Stacks, now: Stacks) -> bool:
     """Return True if all ranks have begun collectives between two samples."""
-    counts = {rank: (stack or {}).get("collectives") for rank, stack in now.items()}
-    earlier = {rank: (stack or {}).get("collectives") for rank, stack in before.items()}
+    counts, earlier = _collective_counts(now), _collective_counts(before)
     return all(
         count is not None and count != earlier.get(rank, count) for rank, count in counts.items()
     )
 
 
-def is_in_collective(stack: Mapping[str, Any]) -> bool:
+def is_in_collective(stack: Stack) -> bool:
     """Return True if a stack is in a collective."""
-    return any("distributed" in str(frame.get("file")) for frame in stack["frames"])
+    return any("distributed" in frame.file for frame in stack.frames)
 
 
 def is_standing_still(before: Stacks, now: Stacks, working: float) -> bool:
@@ -347,16 +348,16 @@ def is_standing_still(before: Stacks, now: Stacks, working: float) -> bool:
         working: seconds of CPU time that count as work.
     """
 
-    def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
+    def same(one: Stack | None, two: Stack | None) -> bool:
         if one is None or two is None:
             return one is two
-        if any(one.get(part) != two.get(part) for part in ("frames", "collectives")):
+        if (one.frames, one.collectives) != (two.frames, two.collectives):
             return False
         if is_in_collective(two):  # it may poll, so its CPU time does not count
             return True
-        if any(one.get(part) != two.get(part) for part in ("processes", "io")):
+        if (one.processes, one.io) != (two.processes, two.io):
             return False
-        return bool(two.get("cpu", 0.0) - one.get("cpu", 0.0) < working)
+        return two.cpu - one.cpu < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
 
@@ -374,7 +375,10 @@ class SignsOfLife:
         self._last: dict[int, tuple[float, float]] = {}
 
     def hanging(
-        self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]
+        self,
+        now: float,
+        usage: Mapping[int, ThreadUsage | None],
+        joining: Mapping[int, Joining | None],
     ) -> list[int]:
         """Return ranks that others wait for, without a sign of life for `HANG_DEADLINE` seconds.
 
@@ -383,15 +387,15 @@ class SignsOfLife:
                 unknown.
             joining: reports of the ranks' control threads, as far as they answer.
         """
-        reports = {rank: joining.get(rank) or {} for rank in usage}
+        reports = {rank: joining.get(rank) or Joining(False, False) for rank in usage}
         for rank, thread in usage.items():
-            state, cpu = thread or ("", 0.0)
+            state, cpu = (thread.state, thread.cpu_seconds) if thread is not None else ("", 0.0)
             _, before = self._last.setdefault(rank, (now, cpu))
-            is_alive = reports[rank].get("waits") or state != SLEEPS or cpu - before > CPU_TIME
-            if is_alive and not reports[rank].get("in_cell"):
+            is_alive = reports[rank].waits or state != SLEEPS or cpu - before > CPU_TIME
+            if is_alive and not reports[rank].in_cell:
                 self._last[rank] = now, cpu
         # only a rank that others wait for counts as hanging
-        if not any(report.get("waits") for report in reports.values()):
+        if not any(report.waits for report in reports.values()):
             return []
         return [rank for rank in usage if now - self._last[rank][0] >= HANG_DEADLINE]
 
@@ -438,7 +442,7 @@ class HangWatch:
                 self._agents.signal(hanging, signal.SIGKILL)
                 # a restarted rank that failed cannot join: release the ranks that wait for it
                 if not self.stacks.keys().isdisjoint(self._starting):
-                    self._agents.ask(self._pending(), "release", timeout=0.0)
+                    self._agents.ask(self._pending(), queries.RELEASE, timeout=0.0)
 
     def _failed(self) -> dict[int, str]:
         states = {
@@ -455,8 +459,8 @@ class HangWatch:
 
     def _hanging(self) -> list[int]:
         ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]
-        usage = self._agents.ask(ranks, "usage", ANSWER_TIMEOUT)
-        joining = self._agents.ask(ranks, "joining", ANSWER_TIMEOUT)
+        usage = self._agents.ask(ranks, queries.USAGE, ANSWER_TIMEOUT)
+        joining = self._agents.ask(ranks, queries.JOINING, ANSWER_TIMEOUT)
         return self._signs.hanging(
             time.monotonic(), {rank: usage.get(rank) for rank in ranks}, joining
         )

@@ -12,6 +12,7 @@ from skymagic.plan.requests import Defaults
 from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
+from skymagic.wire.queries import Stack, StackFrame
 
 DEAD_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last output of a rank that has died."""
@@ -105,7 +106,7 @@ class RankRun:
     """True if it was interrupted or released after another rank's failure, a timeout or a stop."""
     killed: bool = False
     last_event_at: float = 0.0
-    waited_at: Sequence[Mapping[str, Any]] = ()
+    waited_at: Sequence[StackFrame] = ()
     """Frames of a rank that waited in native code and could not handle an interrupt.
 
     The first one is the user's innermost frame, the second one the innermost of all.
@@ -136,7 +137,7 @@ class RankRun:
         )
 
     @property
-    def stopped_at(self) -> Sequence[Mapping[str, Any]]:
+    def stopped_at(self) -> Sequence[StackFrame]:
         """Frames of the rank at the interrupt, as in `waited_at`; empty if unknown."""
         return self.waited_at or (self.outcome or {}).get("stopped_at") or ()
 
@@ -161,7 +162,7 @@ class Report:
     """This process ends, and the ranks continue the run for the notebook that attaches next."""
     closed: bool = False
     """This notebook has ended the pool: nothing more arrives, even from unfinished ranks."""
-    stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    stacks: Mapping[int, Stack | None] = field(default_factory=dict)
     """Stacks of the ranks that were still running at the timeout or when the user stopped them."""
     freed: bool = False
     """Connections of process groups were shut down, so the groups must be formed again."""

@@ -3,6 +3,7 @@
 codec        frozen dataclasses as lines of JSON, with raw bytes behind them; their byte streams
 typed        dataclasses as JSON values, and back, checked against their annotations
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
+queries      questions to ranks' control threads, and the types of their answers
 output       output of ranks, as their agent sends it to the notebook
 store        messages of the value servers
 files        messages for copying files

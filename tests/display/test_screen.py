@@ -6,6 +6,7 @@ from skymagic.display import text
 from skymagic.display.labels import DELAY
 from skymagic.display.run_line import INTERVAL, MAX_HELD
 from skymagic.display.screen import Settling
+from skymagic.wire.queries import StackFrame
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -44,11 +45,9 @@ def test_what_was_written_counts_as_shown_a_while_later() -> None:
 
 
 def test_a_place_names_the_function_whose_line_it_gives() -> None:
-    cell, forward = (
-        {"cell": 11, "line": 5, "name": "<module>"},
-        {"cell": 3, "line": 19, "name": "forward"},
-    )
-    conv2d = {"file": "torch/nn/functional.py", "line": 700, "name": "conv2d"}
+    cell = StackFrame("<module>", 5, cell=11)
+    forward = StackFrame("forward", 19, cell=3)
+    conv2d = StackFrame("conv2d", 700, file="torch/nn/functional.py")
     assert text.places(
         {0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}
     ) == (

@@ -176,7 +176,7 @@ def names(rank: interrupts.Interrupts, cell: Callable[[], object]) -> list[str]:
             cell()
     finally:
         signal.signal(signal.SIGINT, before)
-    return [str(frame["name"]) for frame in rank.stopped_at]
+    return [str(frame.name) for frame in rank.stopped_at]
 
 
 def test_an_interrupt_amid_a_librarys_report_of_an_error_names_where_that_was_raised(

@@ -10,6 +10,7 @@ import pytest
 
 from skymagic.display import inspection
 from skymagic.kernels.stacks import CODE_CHARACTERS
+from skymagic.wire.queries import Stack, StackFrame
 from tests.lab.notebook import Notebook, Shown
 from tests.lab.pools import borrowed
 
@@ -100,9 +101,9 @@ def test_stacks_of_idle_ranks(notebook: Notebook) -> None:
 
 
 def test_ranks_that_cannot_be_asked() -> None:
-    waiting = {"busy": True, "frames": [{"cell": 3, "line": 2, "name": "<module>", "code": "x()"}]}
+    waiting = Stack(True, (StackFrame("<module>", 2, cell=3, code="x()"),))
     text = inspection.stacks(
-        {0: waiting, 1: None, 2: {"busy": True, "frames": []}}, {3: "starting", 4: "starting"}
+        {0: waiting, 1: None, 2: Stack(True, ())}, {3: "starting", 4: "starting"}
     )
     assert text.splitlines() == [
         "rank 0 at line 2",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from skymagic.wire.queries import Stack, StackFrame
+
 torch = pytest.importorskip("torch")
 
 from skymagic.display import text  # noqa: E402
@@ -153,13 +155,10 @@ def test_where_a_rank_waits_for_a_collective_on_its_gpu(monkeypatch: pytest.Monk
     def dump(includeCollectives: bool, onlyActive: bool) -> str:
         return json.dumps({"entries": entries})
 
-    stack = {
-        "busy": True,
-        "frames": [{"cell": 3, "line": 5, "name": "<module>", "code": "loss.item()"}],
-    }
+    stack = Stack(True, (StackFrame("<module>", 5, cell=3, code="loss.item()"),))
     assert gpu.with_collective(stack) == stack
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C._distributed_c10d, gpu.RECORDED, dump, raising=False)
-    assert text.places({0: gpu.with_collective(stack)["frames"]}) == "rank 0 in all_reduce, line 5"
+    assert text.places({0: gpu.with_collective(stack).frames}) == "rank 0 in all_reduce, line 5"
     entries.clear()
     assert gpu.with_collective(stack) == stack

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from skymagic.run.stall import HANG_DEADLINE, SignsOfLife
+from skymagic.wire.queries import Joining, ThreadUsage
 
-WAITS = {"waits": True, "in_cell": False}
-WORKS = {"waits": False, "in_cell": False}
-IN_CELL = {"waits": False, "in_cell": True}
-ASLEEP = (("S", 1.0), ("S", 1.0))
+WAITS = Joining(waits=True, in_cell=False)
+WORKS = Joining(waits=False, in_cell=False)
+IN_CELL = Joining(waits=False, in_cell=True)
+ASLEEP = (ThreadUsage("S", 1.0), ThreadUsage("S", 1.0))
 """What an agent says at the first look and at a later one: state of the main thread, processor time."""
 
 
@@ -21,27 +22,25 @@ def hanging(
     """The ranks that hang, when rank 1 is seen like this twice, and rank 0 is like the others."""
     signs, said = SignsOfLife(), {0: others, 1: joining}
     looks = zip((0.0, seconds), usage, strict=True)
-    return [signs.hanging(at, {0: ("S", 1.0), 1: seen}, said) for at, seen in looks][-1]
+    return [signs.hanging(at, {0: ThreadUsage("S", 1.0), 1: seen}, said) for at, seen in looks][-1]
 
 
-@pytest.mark.parametrize(
-    "joining", [WORKS, None, {}], ids=["answers", "is too broken to answer", "says nothing"]
-)
+@pytest.mark.parametrize("joining", [WORKS, None], ids=["answers", "is too broken to answer"])
 def test_a_rank_that_sleeps_where_it_waits_for_nobody_hangs(joining: Any) -> None:
     assert hanging(ASLEEP, joining) == [1]
 
 
 def test_a_rank_that_runs_what_a_cell_has_replaced_hangs_also_at_work() -> None:
-    assert hanging((("R", 1.0), ("R", 6.0)), IN_CELL) == [1]
+    assert hanging((ThreadUsage("R", 1.0), ThreadUsage("R", 6.0)), IN_CELL) == [1]
 
 
 @pytest.mark.parametrize(
     ("usage", "joining"),
     [
         (ASLEEP, WAITS),
-        ((("R", 1.0), ("R", 1.0)), WORKS),
-        ((("D", 1.0), ("D", 1.0)), WORKS),
-        ((("S", 1.0), ("S", 1.2)), WORKS),
+        ((ThreadUsage("R", 1.0), ThreadUsage("R", 1.0)), WORKS),
+        ((ThreadUsage("D", 1.0), ThreadUsage("D", 1.0)), WORKS),
+        ((ThreadUsage("S", 1.0), ThreadUsage("S", 1.2)), WORKS),
         ((None, None), None),
     ],
     ids=["waits", "has no turn", "waits for a disk", "is at work now and then", "nobody can tell"],

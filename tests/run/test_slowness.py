@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from skymagic.run.stall import LAST_SAMPLES, Stall, apart_words, deserted_words
 from skymagic.run.state import RankRun, Report, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
+from skymagic.wire.queries import Stack, StackFrame
 from tests.lab.notebook import Shown
 from tests.lab.pools import Pools
 
@@ -139,21 +141,24 @@ for batch in DataLoader(Images(), batch_size=2):
 # ------------------------------------------------------------------------------------------ always last in a collective
 
 
-def sample(count: int, behind: int | None, ranks: int = 4) -> dict[int, dict[str, object]]:
+AT_WORK = StackFrame("<module>", 2, cell=3)
+
+
+def sample(count: int, behind: int | None, ranks: int = 4) -> dict[int, Stack]:
     """Stacks of ranks that are in an all_reduce, but for one that has begun one less."""
-    there = {"file": "/lib/torch/distributed/distributed_c10d.py", "line": 1, "name": "all_reduce"}
-    at_work = {"cell": 3, "line": 2, "name": "<module>"}
+    inside = StackFrame("all_reduce", 1, "/lib/torch/distributed/distributed_c10d.py")
     return {
-        rank: {
-            "frames": [at_work] if rank == behind else [at_work, there],
-            "collectives": count - (rank == behind),
-            "cpu": float(count),
-        }
+        rank: Stack(
+            True,
+            (AT_WORK,) if rank == behind else (AT_WORK, inside),
+            collectives=count - (rank == behind),
+            cpu=float(count),
+        )
         for rank in range(ranks)
     }
 
 
-def last_of(samples: list[dict[int, dict[str, object]]]) -> list[int]:
+def last_of(samples: list[dict[int, Stack]]) -> list[int]:
     stall = Stall(30.0, 0.0)
     for number, stacks in enumerate(samples):
         stall.observe([], stacks, 6.0 * number)
@@ -169,7 +174,7 @@ def test_a_rank_for_which_the_others_wait_each_time_is_always_last() -> None:
     )
     assert last_of([sample(10, 2) for _ in range(11)]) == [], "it does not go on: that is a stall"
     busy = [
-        {rank: {**one, "frames": [{"cell": 3}]} for rank, one in sample(10 * n, 2).items()}
+        {rank: replace(stack, frames=(AT_WORK,)) for rank, stack in sample(10 * n, 2).items()}
         for n in range(1, 12)
     ]
     assert last_of(busy) == [], "the others work too"
@@ -224,12 +229,10 @@ def test_a_rank_in_a_collective_that_another_has_left_is_named_soon() -> None:
     assert stall.deserted == {}, "a group of its own"
 
 
-DDP_FORWARD = {
-    "file": "/lib/torch/nn/parallel/distributed.py",
-    "line": 2363,
-    "name": "_distributed_broadcast_coalesced",
-}
-BACKWARD = {"file": "/lib/torch/autograd/graph.py", "line": 9, "name": "_engine_run_backward"}
+DDP_FORWARD = StackFrame(
+    "_distributed_broadcast_coalesced", 2363, "/lib/torch/nn/parallel/distributed.py"
+)
+BACKWARD = StackFrame("_engine_run_backward", 9, "/lib/torch/autograd/graph.py")
 
 
 @pytest.mark.parametrize(
@@ -237,30 +240,31 @@ BACKWARD = {"file": "/lib/torch/autograd/graph.py", "line": 9, "name": "_engine_
     [(DDP_FORWARD, "the forward pass of DDP"), (BACKWARD, "a backward pass")],
     ids=["forward", "backward"],
 )
-def test_a_rank_in_a_pass_of_ddp_that_another_has_left(frame: dict[str, object], name: str) -> None:
+def test_a_rank_in_a_pass_of_ddp_that_another_has_left(frame: StackFrame, name: str) -> None:
     stall = Stall(30.0, 0.0)
-    alone = {0: {"frames": [{"cell": 3}, frame], "collectives": 5, "cpu": 1.0}}
+    alone = {0: Stack(True, (AT_WORK, frame), collectives=5, cpu=1.0)}
     stall.observe([1], alone, 10.5)
     assert stall.deserted == {}
     stall.observe([1], alone, 11.5)
     assert stall.deserted == {name: [0]}
-    busy = {0: {**alone[0], "cpu": 1.9}}
+    busy = {0: replace(alone[0], cpu=1.9)}
     stall.observe([1], busy, 12.5)
     assert stall.deserted == ({name: [0]} if frame is DDP_FORWARD else {}), "a pass that computes"
 
 
-def in_collectives(*names: str) -> dict[int, dict[str, object]]:
+def in_collectives(*names: str) -> dict[int, Stack]:
     """Stacks of ranks that are in these collectives; "" for one that computes."""
     file = "/lib/torch/distributed/distributed_c10d.py"
     return {
-        rank: {
-            "frames": [
-                {"cell": 3, "line": 4 + rank, "name": "<module>"},
-                *([{"file": file, "line": 1, "name": name}] if name else []),
-            ],
-            "collectives": 7,
-            "cpu": 1.0,
-        }
+        rank: Stack(
+            True,
+            (
+                StackFrame("<module>", 4 + rank, cell=3),
+                *([StackFrame(name, 1, file)] if name else []),
+            ),
+            collectives=7,
+            cpu=1.0,
+        )
         for rank, name in enumerate(names)
     }
 

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.directories import Directories
@@ -28,6 +27,7 @@ from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
+from skymagic.wire.queries import ThreadUsage
 from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -68,13 +68,13 @@ class Rank:
         if self.pid is not None:
             processes.send_signal(self.pid, self.started, signum)
 
-    def usage(self) -> list[Any] | None:
-        """Return the state letter of its main thread and its processor time in seconds."""
+    def usage(self) -> ThreadUsage | None:
+        """Return the state of its main thread, or None if it has ended."""
         try:
             fields = status(f"{self.pid}/task/{self.pid}")
         except OSError:
             return None
-        return [fields[0].decode(), processor_seconds(fields)]
+        return ThreadUsage(fields[0].decode(), processor_seconds(fields))
 
     def kill(self) -> None:
         """SIGKILL it; the forkserver ends the processes that it started."""

@@ -284,7 +284,7 @@ class NodeReaders:
 
         Readers get replies to their requests, and the states of ranks.
         """
-        if isinstance(message, wire.RankReply) and message.number < 0:
+        if isinstance(message, wire.LogReply | wire.LoggedRuns) and message.number < 0:
             reader_number, number = self._asked.get(message.number, (0, 0))
             if (reader := self._readers.get(reader_number)) is not None:
                 reader.send(replace(message, number=number))

@@ -10,7 +10,10 @@ import gc
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from skymagic.wire.queries import Stack, StackFrame
 
 LOST = (
     "CUDA cannot be used in this process any more: the rank is replaced, and its variables are lost"
@@ -79,7 +82,7 @@ def explain_cuda_error(problem: BaseException | None, variables: Mapping[str, An
     return LOST if is_device_lost(problem) else ""
 
 
-def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
+def with_collective(stack: Stack) -> Stack:
     """Add the oldest unfinished NCCL collective to a stack, as its innermost frame.
 
     The main thread has only launched it, and waits for the GPU at some later line. The data comes
@@ -90,19 +93,14 @@ def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
         RECORDED,
         None,
     )
-    if dump is None or not stack["busy"] or _cuda() is None:
+    if dump is None or not stack.busy or _cuda() is None:
         return stack
     with contextlib.suppress(Exception):  # other versions of torch may write another format
         entries = json.loads(dump(includeCollectives=True, onlyActive=True))["entries"]
         oldest = next(entry for entry in entries if entry["state"] != "completed")
         name = str(oldest["profiling_name"]).rpartition(":")[2]
-        frame = {
-            "file": NCCL,
-            "line": int(oldest["collective_seq_id"]),
-            "name": name,
-            "library": True,
-        }
-        return {**stack, "frames": [*stack["frames"], frame]}
+        frame = StackFrame(name, int(oldest["collective_seq_id"]), NCCL, library=True)
+        return replace(stack, frames=(*stack.frames, frame))
     return stack
 
 

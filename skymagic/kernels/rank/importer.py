@@ -23,6 +23,7 @@ from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import ModuleSource, unpacked_data
 from skymagic.data.values.rebuild import ANNOTATIONS
 from skymagic.runtime.on_import import left_out_by_warnings
+from skymagic.wire.queries import InstalledPackages
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -221,7 +222,7 @@ def _rebind_class_cell(member: object, new: type, old: type) -> None:
                     cell.cell_contents = old
 
 
-def installed_packages() -> dict[str, Any]:
+def installed_packages() -> InstalledPackages:
     """Return distributions with versions, and module names (`data.capture.installed.present`)."""
     # imported on request only, because it reads the environment
     from skymagic.data.capture.installed import (
@@ -229,7 +230,7 @@ def installed_packages() -> dict[str, Any]:
     )
 
     packages = present()
-    return {"versions": dict(packages.versions), "modules": sorted(packages.modules)}
+    return InstalledPackages(dict(packages.versions), tuple(sorted(packages.modules)))
 
 
 def rescan_packages() -> list[str]:

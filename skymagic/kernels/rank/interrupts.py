@@ -24,6 +24,7 @@ from skymagic.kernels import stacks
 from skymagic.kernels.rank import gpu
 from skymagic.runtime import interruption, rendezvous
 from skymagic.wire.order import ON_GPU
+from skymagic.wire.queries import Joining, StackFrame
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Interrupts:
         self.allowed = False  # whether an interrupt may be raised now, because a cell runs
         self.fallen = False  # whether one was raised in this order's cell
         self.falls = 0  # how many were raised in cells of this rank
-        self.stopped_at: list[dict[str, Any]] = []  # the places where it was raised
+        self.stopped_at: tuple[StackFrame, ...] = ()  # the places where it was raised
         self.awaited: asyncio.Task[Any] | None = None  # the running cell, if it awaits something
         self._heard = self._repeated = False
         """Whether Python has handled an interrupt of this order, and whether it was repeated."""
@@ -60,7 +61,7 @@ class Interrupts:
     def begin(self) -> None:
         """Reset the state for the next order."""
         self.fallen = self._heard = self._repeated = False
-        self.stopped_at = []
+        self.stopped_at = ()
         self._order_count += 1
 
     def on_sigint(self, _: int, frame: FrameType | None) -> None:
@@ -88,7 +89,7 @@ class Interrupts:
         except RecursionError:  # it arrived at the bottom of a deep recursion
             frames = []
         awaited = self.awaited
-        if awaited is None or any("cell" in frame_info for frame_info in frames):
+        if awaited is None or any(frame.cell is not None for frame in frames):
             self.stopped_at = self.stopped_at or stacks.telling_frames(frames)
             raise KeyboardInterrupt
         # in the event loop, which a KeyboardInterrupt would end: the cell awaits something
@@ -117,17 +118,17 @@ class Interrupts:
             return True
         return ON_GPU if gpu.in_use() else False
 
-    def waits(self) -> list[dict[str, Any]]:
-        """Return the place where the main thread blocks in native code after an interrupt, else [].
+    def waits(self) -> tuple[StackFrame, ...]:
+        """Return the place where the main thread blocks in native code after an interrupt, else ().
 
         A rank that has handled it runs the user's Python code, which may be cleaning up; one with
         its own signal handler is left alone.
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.on_sigint:
-            return []
+            return ()
         if importing(stacks.main_frame()) or not self._sleeps_through():
-            return []
-        return stacks.telling_frames(stacks.of_main_thread(self._kernel)["frames"])
+            return ()
+        return stacks.telling_frames(stacks.of_main_thread(self._kernel).frames)
 
     def _sleeps_through(self) -> bool:
         """Return True if the main thread is blocked in a native call that no signal ends."""
@@ -144,17 +145,13 @@ class Interrupts:
             return waits_in_native_code() and not self._heard
         return True
 
-    def joining(self) -> dict[str, bool]:
-        """Return the state of the main thread while process groups are formed.
-
-        ``waits``: it waits for other ranks. ``in_cell``: it runs the user's code, which has
-        replaced something that forming a group needs.
-        """
+    def joining(self) -> Joining:
+        """Return the state of the main thread while process groups are formed."""
         in_cell = any(
-            "cell" in frame_info
-            for frame_info in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
+            frame.cell is not None
+            for frame in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
         )
-        return {"waits": rendezvous.waits(), "in_cell": in_cell}
+        return Joining(rendezvous.waits(), in_cell)
 
     def again(self) -> bool:
         """Interrupt the cell once more, unless it is cleaning up after the first interrupt."""
