@@ -34,7 +34,7 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
-from skymagic.wire import queries
+from skymagic.wire import debug_log, queries
 from skymagic.wire.order import Order, RunCell
 from skymagic.wire.session.frames import REPLACED
 
@@ -324,6 +324,7 @@ class PoolRuns:
             raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks, order.run, self._metrics(spec))
         stop.attach(submission)
+        debug_log.protect()  # an earlier cell of the notebook may have configured logging
         logger.info(
             "run begins: pool=%s run=%s cell=%s ranks=%s job=%s bytes=%s",
             self._status.name,

@@ -102,7 +102,6 @@ class ChildTransport:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        logger.debug("child process starts: module=%s", command[command.index("-m") + 1])
         self._child = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -184,6 +183,7 @@ def run(module: str, *arguments: str) -> ChildTransport:
     A random.py next to the notebook does not shadow Python's. Ranks do search that folder, as
     notebooks do: IPython takes care of that.
     """
+    logger.debug("child process starts: module=%s", module)
     # run from a source checkout rather than installed
     in_checkout = Path(__file__).resolve().parents[2] == Path.cwd().resolve()
     safe = () if in_checkout else ("-P",)

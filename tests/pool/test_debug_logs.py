@@ -41,6 +41,9 @@ def test_hang_death_and_lost_node_are_found_in_order(tmp_path: Path) -> None:
         desk.hosts[1].power_cut()
         assert notebook.finish(going).failure.ename
         log = notebook.run(ALL).stdout
+        desk.hosts[1].start()
+        notebook.run("%sky_restart")  # takes the folders of the killed daemon over
+        notebook.run("%sky_down lab")
     in_order(
         on_both,
         r"\[notebook\] \S+ INFO pool\.status: pool is starting: pool=lab job=lab-",
@@ -108,14 +111,18 @@ def test_no_values_secrets_or_cells_are_logged(desk: Desk) -> None:
 def test_user_configuration_shows_and_stops_nothing(desk: Desk) -> None:
     configured = "import logging, logging.config\nlogging.basicConfig(level=logging.DEBUG)\n"
     disabled = "logging.disable(logging.CRITICAL)\nlogging.config.dictConfig({'version': 1})"
-    with desk.notebook(desk.made, configured) as notebook:
+    with desk.notebook(desk.made, configured + disabled) as notebook:
         notebook.run(f"%%sky_broadcast --only all\n{configured}{disabled}")
         shown = notebook.run("%%sky_broadcast --only all\nprint('seen')")
         log = notebook.run(ALL).stdout
         notebook.run(f"%sky_down {desk.pool}")
     assert "skymagic." not in shown.text
     assert "kernels.rank" not in shown.text
-    in_order(log, r"\[node 0 rank-1\] .* order ends: kind=RunCell run=2 status=ok")
+    in_order(
+        log,
+        r"\[notebook\] .* run begins: .* run=2",
+        r"\[node 0 rank-1\] .* order ends: kind=RunCell run=2 status=ok",
+    )
 
 
 def test_logs_of_a_pool_whose_notebook_died(desk: Desk) -> None:
