@@ -76,7 +76,9 @@ format: $(READY)
 	@$(RUN) -m ruff format
 
 golden: $(READY)
+	@rm -rf tests/golden/tests
 	@$(RUN) -m tests.surfaces
+	@$(PYTEST) -m quick --write-golden -q
 	@git --no-pager diff --stat -- tests/golden
 
 bench: $(READY)

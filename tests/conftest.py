@@ -26,6 +26,7 @@ from hypothesis import settings
 from tests import durations
 from tests.durations import CLOCK
 from tests.lab.ending import end, environ
+from tests.lab.golden import Golden, path_of, read, written
 from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
 from tests.lab.ray import end_lent
@@ -60,6 +61,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=durations.shard,
         help="a part of the test files: 1/4, 2/4, 3/4 and 4/4 are all of them",
     )
+    ours.addoption(
+        "--write-golden",
+        action="store_true",
+        help="write the texts that tests compare with golden files, instead of comparing them",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Iterator[Golden]:
+    """What compares texts of this test with its golden file."""
+    path, title = path_of(request.path), request.node.name
+    folder = str(request.getfixturevalue("tmp_path")) if "tmp_path" in request.fixturenames else ""
+    sections = read(path)
+    expected = {name: text for name, text in sections.items() if name.startswith(f"{title} #")}
+    writing = request.config.getoption("--write-golden")
+    texts = Golden(title, None if writing else expected, {folder: "<tmp>"} if folder else {})
+    yield texts
+    if writing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {name: text for name, text in sections.items() if name not in expected}
+        path.write_text(written(kept | texts.sections))
+    elif set(texts.sections) < set(expected):
+        pytest.fail(f"{title} shows fewer texts than its golden file has: run `make golden`")
 
 
 # ------------------------------------------------------------------------------- components of the system
@@ -203,9 +227,10 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
         code is not None and "getfixturevalue" in code.co_names for code in asked
     ):  # any fixture of its file
         made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
-    # functions that are given as parameters are called, too
+    # functions and classes that are given as parameters are called, too
     given = getattr(item, "callspec", None)
-    made += [one for one in (given.params.values() if given else ()) if is_function(one)]
+    params = [getattr(one, "func", one) for one in (given.params.values() if given else ())]
+    made += [one for one in params if is_function(one) or isinstance(one, type)]
     # all tests use the fixtures of this file
     return reader.tier(
         [item.function, *(one for one in made if getattr(one, "__module__", "") != __name__)],

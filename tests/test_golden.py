@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import CODES, SkyError
+from tests import prose
 from tests.surfaces import FIELDS, FOLDER, SURFACES, error_classes, samples
 
+MOST_PROSE = 617
+"""Sentences of the package that tests repeat, at most: lower it with their number. Read code and fields, or take the fixture `golden`."""
 PACKAGE = Path(__file__).resolve().parents[1] / "skymagic"
 
 
@@ -33,3 +37,22 @@ def test_code_and_fields_survive_a_pickle(error: SkyError) -> None:
     assert type(copied) is type(error)
     assert str(copied) == str(error)
     assert [getattr(copied, name) for name in FIELDS] == [getattr(error, name) for name in FIELDS]
+
+
+def test_tests_repeat_fewer_and_fewer_sentences() -> None:
+    found = prose.assertions()
+    assert sum(map(len, found.values())) <= MOST_PROSE, "python -m tests.prose lists them"
+
+
+def test_a_sentence_of_the_package_is_counted_once_and_only_where_it_is_compared() -> None:
+    package = prose.in_a_row("blue frogs sing loudly: hear them")
+    test = """
+told = "blue frogs sing loudly"
+assert "blue frogs sing loudly" in told
+assert told == ["blue frogs sing", "frogs loudly"]
+with raises(E, match=r"frogs sing loudly"): pass
+assert told.startswith("frog 1 sings loudly")
+"""
+    strings = [str(string.value) for string in prose.compared(ast.parse(test))]
+    quoting = [text for text in strings if prose.in_a_row(text) & package]
+    assert quoting == ["blue frogs sing loudly", "blue frogs sing", "frogs sing loudly"]

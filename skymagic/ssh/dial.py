@@ -119,9 +119,7 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
             logger.debug("address not reached: host=%s reason=%s", endpoint.label, failed)
             problem = failed
     assert problem is not None
-    raise HostError(
-        endpoint.label, *_reason_and_remedy(problem, endpoint), code="host-unreached"
-    ) from problem
+    raise _refusal(problem, endpoint) from problem
 
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -173,22 +171,22 @@ def set_tcp_options(sock: socket.socket) -> None:
             sock.setsockopt(level, getattr(socket, name), value)
 
 
-def _reason_and_remedy(problem: OSError, endpoint: Endpoint) -> tuple[str, str]:
+def _refusal(problem: OSError, endpoint: Endpoint) -> HostError:
     address = f"{endpoint.hostname} port {endpoint.port}"
     if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
         remedy = "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?"
-        return f"{address} did not answer within {endpoint.timeout:.0f} s", remedy
+        reason = f"{address} did not answer within {endpoint.timeout:.0f} s"
+        return HostError(endpoint.label, reason, remedy, code="host-silent")
     if problem.errno == errno.ECONNREFUSED:
-        return f"{address} refused the connection", "is sshd running there, and is this its port?"
+        remedy = "is sshd running there, and is this its port?"
+        reason = f"{address} refused the connection"
+        return HostError(endpoint.label, reason, remedy, code="host-refused")
     if problem.errno in UNREACHABLE_ERRNOS:
-        return (
-            f"there is no route to {address}",
-            "is the network (VPN) up, or is a ProxyJump needed?",
-        )
-    return (
-        f"{address} cannot be reached: {problem.strerror or problem}",
-        f"try: ssh {endpoint.label}",
-    )
+        remedy = "is the network (VPN) up, or is a ProxyJump needed?"
+        reason = f"there is no route to {address}"
+        return HostError(endpoint.label, reason, remedy, code="host-no-route")
+    reason = f"{address} cannot be reached: {problem.strerror or problem}"
+    return HostError(endpoint.label, reason, f"try: ssh {endpoint.label}", code="host-unreached")
 
 
 # -- jump hosts ------------------------------------------------------------------------------------

@@ -185,13 +185,16 @@ def authenticate(
             reason = "the host wants more than a key" if partial else "the host takes no keys, only"
             message = f"{reason}: {', '.join(problem.allowed_types)}"
             raise UnsupportedLogin(
-                endpoint.label, message, "--ssh openssh asks you for the rest, as ssh does"
+                endpoint.label,
+                message,
+                "--ssh openssh asks you for the rest, as ssh does",
+                code="host-other-login",
             )
         if not answered or not transport.is_active():
             break
     failure = _no_key_accepted(endpoint, attempts, transport.is_active())
     if _more_to_try(transport, endpoint):
-        raise UnsupportedLogin(endpoint.label, failure.reason, failure.hint)
+        raise UnsupportedLogin(endpoint.label, failure.reason, failure.hint, code=failure.code)
     raise failure
 
 

@@ -25,6 +25,7 @@ from skymagic.bootstrap.provision import Addition, addition_script
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import any_shell, any_shell_word
+from tests.lab.golden import Golden
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'
@@ -381,7 +382,7 @@ def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
         assert "--env SKYMAGIC_HOME=" in sentence
 
 
-def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
+def test_an_interpreter_that_cannot_be_used_as_it_is(golden: Golden) -> None:
     requirements = replace(
         WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=()
     )
@@ -423,10 +424,8 @@ def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
     assert line in failure.reason
 
 
-def test_a_full_disk_is_seen_whatever_was_printed() -> None:
-    assert "disk is full (1.0 MB free" in InstallFailure("s", "c", 1, ("Killed",), 1000).remedy(
-        FACTS
-    )
+def test_a_full_disk_is_seen_whatever_was_printed(golden: Golden) -> None:
+    golden(InstallFailure("s", "c", 1, ("Killed",), 1000).remedy(FACTS))
 
 
 def test_no_password_and_no_secret_of_a_command_is_shown() -> None:
@@ -452,7 +451,7 @@ def test_no_password_and_no_secret_of_a_command_is_shown() -> None:
     assert "hub login --token ****" in everything
 
 
-def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
+def test_a_listener_tells_steps_and_keeps_the_last_lines(golden: Golden) -> None:
     told: list[str] = []
     progress = InstallProgress(told.append)
     for line in (
@@ -462,7 +461,7 @@ def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
         progress.feed(line)
     failure = progress.failure(9, "err", "3.11")
     assert told[0] == "one"
-    assert told[2] == "one failed (noise); trying another way"
+    golden(told[2])
     assert told[3] == "two"
     assert "another pool" in told[1]
     assert (failure.step, failure.command, failure.status, failure.free_kb) == (
@@ -475,20 +474,20 @@ def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
     assert not progress.done
 
 
-def test_a_host_that_has_nothing_to_make_an_environment_with() -> None:
+def test_a_host_that_has_nothing_to_make_an_environment_with(golden: Golden) -> None:
     reason, remedy = lacks_python(WANTED, replace(FACTS, machine="riscv64"), "no wheel")
     assert "no Python 3.11" in reason
-    assert "/usr/bin/python3 (3.9)" in reason
+    golden(reason)
     assert "Linux riscv64" in reason
-    assert "sky.Image(python=" in remedy
+    golden(remedy)
 
 
-def test_colours_of_an_installer_are_no_text() -> None:
+def test_colours_of_an_installer_are_no_text(golden: Golden) -> None:
     progress = InstallProgress(lambda said: None)
     progress.feed(
         "\x1b[31mERROR: No matching\x1b[0m distribution \x1b]8;;https://x\x1b\\here\x1b]8;;\x07"
     )
-    assert progress.failure(1, "", "3.11").last == ("ERROR: No matching distribution here",)
+    golden(progress.failure(1, "", "3.11").last)
     assert (
         "\x1b"
         not in InstallProgress(lambda said: None).failure(1, "\x1b[1;31mno\x1b[0m", "3.11").last[0]

@@ -13,6 +13,7 @@ import pytest
 from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
 from skymagic.wire import processes
 from skymagic.wire.record import RECORD, AgentRecord, identity
+from tests.lab.golden import Golden
 
 UID = os.getuid()
 
@@ -164,6 +165,6 @@ def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
             assert parse_end(ending.communicate(timeout=30)[0]) == (1, 0)
 
 
-def test_a_shell_that_stops_half_way_is_told() -> None:
-    with pytest.raises(ValueError, match="to its end"):
+def test_a_shell_that_stops_half_way_is_told(golden: Golden) -> None:
+    with golden.raises(ValueError):
         parse_list("@sky clock 12\n")

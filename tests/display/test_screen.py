@@ -7,6 +7,7 @@ from skymagic.display.labels import DELAY
 from skymagic.display.run_line import INTERVAL, MAX_HELD
 from skymagic.display.screen import Settling
 from skymagic.wire.queries import StackFrame
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -44,12 +45,10 @@ def test_what_was_written_counts_as_shown_a_while_later() -> None:
     )
 
 
-def test_a_place_names_the_function_whose_line_it_gives() -> None:
+def test_a_place_names_the_function_whose_line_it_gives(golden: Golden) -> None:
     cell = StackFrame("<module>", 5, cell=11)
     forward = StackFrame("forward", 19, cell=3)
     conv2d = StackFrame("conv2d", 700, file="torch/nn/functional.py")
-    assert text.places(
-        {0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}
-    ) == (
-        "rank 0 in conv2d, line 5; rank 1 in conv2d, line 19 of forward; rank 2 in forward, line 19; rank 3 at line 5"
+    golden(
+        text.places({0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]})
     )

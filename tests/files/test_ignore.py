@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from skymagic.files.ignore import unignored
 from skymagic.files.transfer.listing import FILE
 from tests.files.test_files import grow
+from tests.lab.golden import Golden
 
 ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
@@ -48,27 +50,8 @@ FILES = {
     " lead": "", "#hash": "", "!bang": "", "[x].txt": "", "x.txt": "", "docs/a/b/c.md": "", "docs/c.md": "", "UP.LOG": "",
     "trail ": "", "ü.log": "", "src/only/this": "", "src/only/that": "",
 }  # fmt: skip
-LEVELS = [
-    {"": "*.log\n!keep.log\n"},
-    {"": "data/\n"},
-    {"": "/data\nbuild\n"},
-    {"": "*.log\n", "src": "!a.log\n*.tmp\n!deep/keep.tmp\n"},
-    {"": "docs/**/c.md\n# a comment\n\n\\#hash\n\\!bang\n"},
-    {"": "/src/only/*\n!/src/only/this\n"},
-    {"": "src/\n!src/keep.log\n", "src": "!*\n"},
-    {"": "trail\\ \n lead\n\\[x\\].txt\n"},
-    {"": "*\n!*.py\n!*/\n"},
-    {"": "**/build/\ndocs/a/\n?.txt\n"},
-    {"": "[a-b].log\n", "src/deep": "*\n!.gitignore\n"},
-    {"": "deep/b.tmp\nsrc/deep\n"},
-    {"": "\ufeff*.log\n"},
-    {"src": "/data/\nonly/th?t\n"},
-    {"": "*.log\r\n/x.txt  \r\n"},
-    {"": "/\n//\n!\n\\\n[\n[]\n[a\ndata/[\n"},
-    {"": "**\n!/src/\n!/src/**\n"},
-    {"": "[[:upper:]]*\n[^a-w].txt\n[]x].txt\n[z-a]*\n[\\[]*\n"},
-    {"": "s*c/a.log\n**/deep/**\na**.py\nbuild/***\n"},
-]
+LEVELS: list[dict[str, str]] = json.loads(Path(__file__).with_name("ignore_cases.json").read_text())
+"""The text of each folder's ``.gitignore``, by case."""
 
 
 def lay(folder: Path, levels: dict[str, str]) -> Path:
@@ -137,7 +120,7 @@ def test_what_never_goes_along(tmp_path: Path) -> None:
     assert by_us(tmp_path) == {"a", "sub/b", ".gitignore", "x/__pycache__/x.pyc"}
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
-    assert unignored(tmp_path / "no").problems == [f"there is no folder {tmp_path}/no"]
+def test_no_such_folder(golden: Golden, tmp_path: Path) -> None:
+    golden(unignored(tmp_path / "no").problems)
     found = unignored(tmp_path, includes=["lost"])
-    assert found.problems == [f"{tmp_path}/lost: no such file or folder"]
+    golden(found.problems)

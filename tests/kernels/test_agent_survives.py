@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.filters import output_filter
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
 
@@ -64,7 +65,7 @@ def test_a_request_that_cannot_be_carried_out(notebook: Notebook) -> None:
     works_with_variables_of(notebook, [0, 1])
 
 
-def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_told_once(golden: Golden, tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "log").symlink_to("/dev/full")
     reader, writer = os.pipe()
@@ -72,9 +73,6 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     for text in (b"one\n", b"two\n"):
         os.write(writer, text)
         output.drain(0.0)
-    assert told == [
-        f"what rank 3 prints is not kept, and only the screen has what it shows: {tmp_path}/log cannot be written: "
-        "No space left on device"
-    ]
+    golden(told)
     os.close(writer)
     output.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skymagic.magics.transformers import explain_misplaced
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools, borrowed
 
@@ -22,11 +23,11 @@ notebook = borrowed("--ranks 2")
         ("if True:\n    %sky_broadcast\n    y = 2", "sky_broadcast"),
     ],
 )
-def test_code_that_would_not_run_on_the_ranks_is_refused(cell: str, magic: str) -> None:
+def test_code_that_would_not_run_on_the_ranks_is_refused(
+    golden: Golden, cell: str, magic: str
+) -> None:
     refusal = explain_misplaced(cell.splitlines(keepends=True))
-    assert (
-        refusal == f"did you mean %%{magic}, on the cell's first line? Nothing of this cell has run"
-    )
+    golden(refusal)
 
 
 @pytest.mark.parametrize(

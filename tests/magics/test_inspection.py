@@ -11,6 +11,7 @@ import pytest
 from skymagic.display import inspection
 from skymagic.kernels.stacks import CODE_CHARACTERS
 from skymagic.wire.queries import Stack, StackFrame
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook, Shown
 from tests.lab.pools import borrowed
 
@@ -100,18 +101,12 @@ def test_stacks_of_idle_ranks(notebook: Notebook) -> None:
     assert notebook.run("%sky_stacks").stdout == "no cell runs: ranks 0–2 are idle\n"
 
 
-def test_ranks_that_cannot_be_asked() -> None:
+def test_ranks_that_cannot_be_asked(golden: Golden) -> None:
     waiting = Stack(True, (StackFrame("<module>", 2, cell=3, code="x()"),))
     text = inspection.stacks(
         {0: waiting, 1: None, 2: Stack(True, ())}, {3: "starting", 4: "starting"}
     )
-    assert text.splitlines() == [
-        "rank 0 at line 2",
-        "    cell 3, line 2  x()",
-        "rank 1: does not answer: native code holds the interpreter",
-        "rank 2: between lines of the cell",
-        "ranks 3, 4: starting",
-    ]
+    golden(text.splitlines())
 
 
 # ------------------------------------------------------------------------------------------ variables

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image, PipIndex, explain_unsatisfied
+from tests.lab.golden import Golden
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,14 +51,12 @@ def test_merging_nothing_changes_nothing() -> None:
     assert image.merge() == image == image.merge(Image()) == Image().merge(image)
 
 
-def test_replace_as_plugins_use_it() -> None:
+def test_replace_as_plugins_use_it(golden: Golden) -> None:
     image = Image(pip=("numpy",), env={"A": "1"})
     image = image.replace(pip=(*image.pip, "torch==2.3.0"), env={**image.env, "B": "2"})
     assert image.pip == ("numpy", "torch==2.3.0")
     assert image.env == {"A": "1", "B": "2"}
-    with pytest.raises(
-        RequestError, match=r"torch cannot be all of torch==2\.3\.0, torch==2\.4\.0"
-    ):
+    with golden.raises(RequestError):
         image.replace(pip=(*image.pip, "torch==2.4.0"))
 
 
@@ -70,8 +69,8 @@ def test_replace_as_plugins_use_it() -> None:
         ("torch==2.3,!=2.3",),
     ],
 )
-def test_pinned_versions_that_contradict(pip: tuple[str, ...]) -> None:
-    assert "cannot be all of" in mistakes(pip=pip)
+def test_pinned_versions_that_contradict(golden: Golden, pip: tuple[str, ...]) -> None:
+    golden(mistakes(pip=pip))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +87,9 @@ def test_requirements_that_agree(pip: tuple[str, ...]) -> None:
     assert Image(pip=pip).pip == pip
 
 
-def test_repetitions_that_agree_are_reported() -> None:
+def test_repetitions_that_agree_are_reported(golden: Golden) -> None:
     image = Image(pip=("torch", "numpy", "torch>=2.3", "Torch<3"))
-    assert image.repeated() == ["torch is asked for 3 times: torch, torch>=2.3, Torch<3"]
+    golden(image.repeated())
     assert Image(pip=("torch", "numpy")).repeated() == []
 
 
@@ -114,36 +113,38 @@ def test_all_mistakes_at_once() -> None:
         assert part in told
 
 
-def test_disagreeing_images_name_what_and_keep_values_of_variables_to_themselves() -> None:
+def test_disagreeing_images_name_what_and_keep_values_of_variables_to_themselves(
+    golden: Golden,
+) -> None:
     with pytest.raises(RequestError) as refused:
         Image(python="3.11", env={"TOKEN": "s3cret"}).merge(
             Image(python="3.12", env={"TOKEN": "other"})
         )
     told = str(refused.value)
-    assert "python is set to '3.11' and '3.12'" in told
-    assert "environment variable TOKEN is set to 2 values" in told
+    golden(told)
+    golden(told)
     assert "s3cret" not in told
 
 
 @pytest.mark.parametrize("value", ["numpy", 3, None, ["numpy", 3]])
-def test_a_list_that_is_none(value: object) -> None:
-    assert "pip is a list of strings" in mistakes(pip=value)
+def test_a_list_that_is_none(golden: Golden, value: object) -> None:
+    golden(mistakes(pip=value))
 
 
-def test_slips_of_the_keyboard() -> None:
-    assert "env is a dict of strings, not str" in mistakes(env="A=1")
-    assert "env is a dict of strings, not NoneType" in mistakes(env=None)
-    assert "python is a string" in mistakes(python=3.12)
-    assert "python is a version" in mistakes(python="")
-    assert "python is a version" in mistakes(python="bin/python")
+def test_slips_of_the_keyboard(golden: Golden) -> None:
+    golden(mistakes(env="A=1"))
+    golden(mistakes(env=None))
+    golden(mistakes(python=3.12))
+    golden(mistakes(python=""))
+    golden(mistakes(python="bin/python"))
     assert Image(python="/opt/conda envs/x/bin/python").python == "/opt/conda envs/x/bin/python"
 
 
 @pytest.mark.parametrize(
     "text", ["a\nb", "", "torch>", "torch==", "to rch", "torch\x1b[31m", "-e .", "ü"]
 )
-def test_no_requirement(text: str) -> None:
-    assert "is not a requirement" in mistakes(pip=[text])
+def test_no_requirement(golden: Golden, text: str) -> None:
+    golden(mistakes(pip=[text]))
 
 
 @pytest.mark.parametrize(
@@ -176,17 +177,15 @@ def test_nothing_is_missing() -> None:
     )
 
 
-def test_what_is_missing_is_said_with_how_to_install_it() -> None:
+def test_what_is_missing_is_said_with_how_to_install_it(golden: Golden) -> None:
     image = Image(
         pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",)
     )
     sentences = explain_unsatisfied(image, {"torch": "2.13.0+cpu", "numpy": "2.4.6"})
     assert len(sentences) == 2
-    assert "torch==2.99 is needed and torch 2.13.0+cpu is installed here" in sentences[0]
-    assert (
-        "`%pip install torch==2.99 --extra-index-url https://example.org/whl/cpu`" in sentences[0]
-    )
-    assert "left-pad is not installed here" in sentences[1]
+    golden(sentences[0])
+    golden(sentences[0])
+    golden(sentences[1])
     assert "`%pip install left-pad " in sentences[1]
 
 
@@ -194,11 +193,11 @@ def test_what_is_missing_is_said_with_how_to_install_it() -> None:
     "place",
     ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"],
 )
-def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
+def test_where_a_package_comes_from_nobody_can_tell(golden: Golden, place: str) -> None:
     (sentence,) = explain_unsatisfied(Image(pip=(place,)), {"torch": "2.13.0"})
     assert sentence.startswith(place.replace("me:s3cret", "****"))
-    assert "skymagic cannot check" in sentence
-    assert "leave it out" in sentence
+    golden(sentence)
+    golden(sentence)
     assert "s3cret" not in sentence
 
 
@@ -210,9 +209,9 @@ def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
     )
 
 
-def test_what_a_shell_would_eat_is_quoted() -> None:
+def test_what_a_shell_would_eat_is_quoted(golden: Golden) -> None:
     (sentence,) = explain_unsatisfied(Image(pip=("jax[cuda12]>=0.99",)), {})
-    assert '`%pip install "jax[cuda12]>=0.99"`' in sentence
+    golden(sentence)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ def test_an_image_without_packages_does_not_import_packaging() -> None:
     assert result.stdout == "False\n"
 
 
-def test_an_index_for_certain_packages() -> None:
+def test_an_index_for_certain_packages(golden: Golden) -> None:
     scoped = PipIndex("https://me:hidden@example.org/whl/cpu", packages=["Torch", "torch.vision"])
     image = Image(
         pip=("torch==2.99", "numpy"), pip_indexes=(scoped, PipIndex(" https://a "), "https://b")
@@ -284,7 +283,7 @@ def test_an_index_for_certain_packages() -> None:
     assert not scoped.serves("numpy")
     assert "hidden" not in repr(image)
     torch, numpy = explain_unsatisfied(image, {})
-    assert "--extra-index-url https://****@example.org/whl/cpu" in torch
+    golden(torch)
     assert "example.org" not in numpy
     for wrong in (["torch>=2"], "torch", [3]):
         with pytest.raises(RequestError, match="packages"):

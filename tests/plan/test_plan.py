@@ -26,6 +26,7 @@ from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, duration_text, memory
+from tests.lab.golden import Golden
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
@@ -69,9 +70,9 @@ def test_durations() -> None:
     "text",
     ["", " ", "9" * 400, "1h 30", *"soon 10x m 30m1h 1h1h -1 -5m 1e9 inf nan 1,5 ٣ 0x10".split()],
 )
-def test_no_duration(text: str) -> None:
+def test_no_duration(golden: Golden, text: str) -> None:
     (mistake,) = refused(duration, text)
-    assert "is not a duration" in mistake
+    golden(mistake)
     assert "1h30m" in mistake, "it says how to write one"
 
 
@@ -110,8 +111,8 @@ def test_memory_in_gb(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "+", "+8", "-8", "0", "0+", "lots", "8++", "8GB", "1e3", "inf"]
 )
-def test_no_amount(text: str) -> None:
-    assert "is not an amount" in refused(at_least, text)[0]
+def test_no_amount(golden: Golden, text: str) -> None:
+    golden(refused(at_least, text)[0])
 
 
 @pytest.mark.parametrize("text", ["32TB", "GB", "32B"])
@@ -141,17 +142,17 @@ def test_ranks_that_are_not_there(text: str) -> None:
     assert "4 ranks (0 to 3)" in mistake
 
 
-def test_slices_of_nothing() -> None:
+def test_slices_of_nothing(golden: Golden) -> None:
     assert "1 rank (0 to 0)" in refused(ranks, "1:", 1)[0]
-    assert "there is no rank 2:2" in refused(ranks, "2:2", 4)[0]
+    golden(refused(ranks, "2:2", 4)[0])
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "some", "1.5", "0;2", "0,", ",", "::0", "1:2:3:4", "0x1", "٣", "head,1", "--1", "9" * 50],
 )
-def test_no_ranks(text: str) -> None:
-    assert "names no ranks" in refused(Selection, text)[0]
+def test_no_ranks(golden: Golden, text: str) -> None:
+    golden(refused(Selection, text)[0])
 
 
 def test_ranks_as_python_writes_them() -> None:
@@ -229,15 +230,15 @@ def test_no_number_of_accelerators(count: str) -> None:
     assert "NAME:COUNT" in refused(Accelerator.parse, f"A100:{count}")[0]
 
 
-def test_unknown_accelerators_name_the_nearest() -> None:
-    assert "did you mean 'A100'" in refused(Accelerator.parse, "a1oo")[0]
-    assert "did you mean 'RTX4090'" in refused(Accelerator.parse, "rtx409")[0]
+def test_unknown_accelerators_name_the_nearest(golden: Golden) -> None:
+    golden(refused(Accelerator.parse, "a1oo")[0])
+    golden(refused(Accelerator.parse, "rtx409")[0])
     assert "available: A10, A100, A100-80GB" in refused(Accelerator.parse, "quantum")[0]
     assert len(refused(Accelerator.parse, "a1oo:0")) == 2, "both mistakes at once"
     assert "at least 1" in refused(Accelerator, "A100", 0)[0]
 
 
-def test_accelerators_as_constructors() -> None:
+def test_accelerators_as_constructors(golden: Golden) -> None:
     assert accelerators.A100() == Accelerator("A100")
     assert accelerators.T4(count=2) == Accelerator("T4", 2)
     assert accelerators.A100_80GB(count=8) == Accelerator("A100-80GB", 8)
@@ -245,9 +246,9 @@ def test_accelerators_as_constructors() -> None:
     assert all(
         getattr(accelerators, name.replace("-", "_"))() == Accelerator(name) for name in NAMES
     )
-    with pytest.raises(AttributeError, match="did you mean 'A100'"):
+    with golden.raises(AttributeError):
         _ = accelerators.A1000
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+    with golden.raises(AttributeError):
         _ = accelerators.nonsense
 
 
@@ -260,9 +261,9 @@ def test_any_text_is_an_accelerator_or_refused(text: str) -> None:
     assert Accelerator.parse(str(found)) == found
 
 
-def test_suggestions_only_when_near() -> None:
-    assert did_you_mean("--node", ["--nodes", "--idle"]) == "; did you mean '--nodes'?"
-    assert did_you_mean("-output", ["--output"]) == "; did you mean '--output'?"
+def test_suggestions_only_when_near(golden: Golden) -> None:
+    golden(did_you_mean("--node", ["--nodes", "--idle"]))
+    golden(did_you_mean("-output", ["--output"]))
     assert did_you_mean("xyz", ["--nodes"]) == did_you_mean("", ["--nodes"]) == ""
 
 
@@ -420,12 +421,9 @@ def test_gpus_among_others() -> None:
     assert numbers(plan(PoolRequest(gpu=Accelerator("L4", 2)), mixed).devices) == [[1, 3]]
 
 
-def test_gpus_that_are_not_here() -> None:
+def test_gpus_that_are_not_here(golden: Golden) -> None:
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100")), SMALL)
-    assert mistake == (
-        "this machine has no A100: %sky_pool --ranks 2 runs on its CPU; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
-        "and rent them with --provider aws"
-    )
+    golden(mistake)
     (mistake,) = refused(
         plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=devices_by_name("NVIDIA L4"))
     )
@@ -434,12 +432,12 @@ def test_gpus_that_are_not_here() -> None:
     assert "has 8 A100 of 16" in mistake
 
 
-def test_gpus_that_ranks_cannot_share() -> None:
+def test_gpus_that_ranks_cannot_share(golden: Golden) -> None:
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100", 4), procs_per_node=3), BIG)
-    assert "leave --procs-per-node out" in mistake
+    golden(mistake)
 
 
-def test_everything_that_is_wrong_at_once() -> None:
+def test_everything_that_is_wrong_at_once(golden: Golden) -> None:
     request = PoolRequest(
         provider="local", nodes=2, gpu=Accelerator("A100"), cpus=at_least("4+"), memory=memory("32"), hosts=("a",),
         region="eu", spot=True, pip=("a==1", "a==2"), image=Image(python="3.9"),
@@ -455,9 +453,7 @@ def test_everything_that_is_wrong_at_once() -> None:
         "a==1, a==2",
     )
     assert [part for part in said if part not in told] == []
-    assert "Python 3.9 is asked for and this notebook runs 3.11" in "\n".join(
-        refused(plan, replace(request, pip=()), SMALL)
-    )
+    golden("\n".join(refused(plan, replace(request, pip=()), SMALL)))
 
 
 def test_the_limits_of_the_machine_are_not_beyond_them() -> None:
@@ -470,25 +466,13 @@ def test_other_providers_are_not_this_machine() -> None:
     assert "--provider aws" in mistake
 
 
-def test_the_plan_as_text() -> None:
+def test_the_plan_as_text(golden: Golden) -> None:
     request = PoolRequest(
         "train", nodes=2, gpu=Accelerator("A100", 2), plugins=plugin_specs("torch:backend=gloo"), pip=("torch", "torch>=2.3"),
         env=(("TOKEN", "s3cret"),), secrets=("HF_TOKEN",), idle=1800.0, max_lifetime=28800.0,
     )  # fmt: skip
-    assert plan(request, BIG).text() == (
-        "Plan of pool 'train'\n"
-        "  where      local: box\n"
-        "  ranks      4 (2 × 2: nodes × ranks on each)\n"
-        "  GPUs       GPUs 0–3 (4 × A100-80GB)\n"
-        "  machine    64 CPUs and 512 GB\n"
-        "  plugins    torch:backend=gloo\n"
-        "  packages   torch, torch>=2.3\n"
-        "  note       torch is asked for 2 times: torch, torch>=2.3\n"
-        "  variables  TOKEN, HF_TOKEN (secret)\n"
-        "  ends       after 30m without a cell or after 8h\n"
-        "  price      $0.00 per hour"
-    )
-    assert "with the notebook, or by %sky_down" in plan(PoolRequest(), SMALL).text()
+    golden(plan(request, BIG).text())
+    golden(plan(PoolRequest(), SMALL).text())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 import skymagic as sky
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plugins import Cluster
+from tests.lab.golden import Golden
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch"
@@ -386,6 +387,6 @@ def test_a_decorated_function_with_options_and_outside_a_pool(bare: Any) -> None
     assert sky.function(backend)() @ bare == ["gloo"] * 2
 
 
-def test_only_functions_are_decorated() -> None:
-    with pytest.raises(TypeError, match="decorates a function"):
+def test_only_functions_are_decorated(golden: Golden) -> None:
+    with golden.raises(TypeError):
         sky.integrations.torch(3)

@@ -8,6 +8,7 @@ import pytest
 
 from skymagic.pool.messages import suggest_without_ranks, variables_then, ways_without
 from skymagic.run.results import RankFailure, heading, other_failure_lines
+from tests.lab.golden import Golden
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,9 @@ def test_each_way_without_some_ranks_is_a_sentence() -> None:
     assert ways_without((1,), 2, replaced=True)[1].startswith("a replacement is requested")
 
 
-def test_what_becomes_of_variables() -> None:
-    assert variables_then(1, 2, []) == "rank 0 keeps its variables, rank 1 has none"
-    assert (
-        variables_then(4, 2, []) == "ranks 0, 1 keep their variables, those of ranks 2, 3 are gone"
-    )
+def test_what_becomes_of_variables(golden: Golden) -> None:
+    golden(variables_then(1, 2, []))
+    golden(variables_then(4, 2, []))
 
 
 def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> RankFailure:
@@ -45,13 +44,11 @@ def summary(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> 
     return "\n".join([heading(cause, failures, world), *other_failure_lines(cause, failures)])
 
 
-def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:
+def test_ranks_that_were_only_stopped_have_not_failed_alike(golden: Golden) -> None:
     cause = failed(0)
-    assert summary(cause, [cause, *(failed(rank, freed=True) for rank in (1, 2, 3))], 4) == (
-        "[rank 0 of 4 on here]\nranks 1–3 had to be stopped"
-    )
+    golden(summary(cause, [cause, *(failed(rank, freed=True) for rank in (1, 2, 3))], 4))
     alike = [failed(rank, ename="ValueError") for rank in range(4)]
-    assert summary(alike[0], alike, 4) == "[rank 0 of 4 on here] and the same on ranks 1–3"
+    golden(summary(alike[0], alike, 4))
 
 
 def test_a_colour_is_not_cut_in_half() -> None:

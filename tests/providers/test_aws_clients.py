@@ -20,6 +20,7 @@ from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.errors import ErrorKind, Where
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error
+from tests.lab.golden import Golden
 
 LAUNCH = {
     "ImageId": lab.IMAGE,
@@ -120,7 +121,7 @@ def test_pages(cloud: EC2, clients: AwsClients) -> None:
 @pytest.mark.parametrize(
     "name", ["UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"]
 )
-def test_an_sso_session_that_is_over(name: str) -> None:
+def test_an_sso_session_that_is_over(golden: Golden, name: str) -> None:
     """botocore's own errors, before any call, as it raises them."""
     kind = getattr(botocore.exceptions, name)
     words = str(kind(profile_name="work", error_msg="expired", provider="sso"))
@@ -130,7 +131,7 @@ def test_an_sso_session_that_is_over(name: str) -> None:
         Where("ec2:DescribeRegions", REGION, "work"),
     )
     assert problem.kind == "credentials"
-    assert "aws sso login --profile work" in str(problem)
+    golden(str(problem))
 
 
 def page(status: int) -> lab.Effect:

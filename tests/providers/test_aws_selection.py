@@ -27,6 +27,7 @@ from skymagic.providers.aws.selection import (
     serves,
 )
 from tests.lab import ec2_prices as lab
+from tests.lab.golden import Golden
 
 TYPE_NAMES = st.deferred(
     lambda: st.sampled_from(sorted(lab.types()))
@@ -303,7 +304,7 @@ per hour: of 4 machines
 unknown: pricing:GetProducts: no permission"""
 
 
-def test_the_table() -> None:
+def test_the_table(golden: Golden) -> None:
     unpriced = replace(
         A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced=""
     )
@@ -318,7 +319,7 @@ def test_the_table() -> None:
     assert html.count("<tr>") == 4
     assert "<td>8 × A100-80GB</td>" in html
     assert "<p>unknown: pricing:GetProducts: no permission</p>" in html
-    assert "and 2 more, which cost more" in OfferTable(market, most=1).text()
+    golden(OfferTable(market, most=1).text())
     assert (
         list(table)
         == table._ipython_key_completions_()
@@ -335,29 +336,24 @@ def test_nothing_in_a_table_is_taken_for_html() -> None:
     assert "<script>" not in OfferTable(market).html()
 
 
-def test_a_price_over_the_limit_in_words() -> None:
+def test_a_price_over_the_limit_in_words(golden: Golden) -> None:
     for stated, name in (
         (frozenset({"max_price"}), "--max-price"),
         (frozenset[str](), "%config SkyMagic.max_price"),
     ):
         with pytest.raises(RequestError) as refused:
             choice(PoolRequest(nodes=4, max_price=40.0, stated=stated), Market((A100,)))
-        assert (
-            str(refused.value)
-            == f"the cheapest are 4 × p4d.24xlarge in us-east-1 for $87.83 per hour, and {name} is $40.00"
-        )
-    with pytest.raises(
-        RequestError,
-        match="the price of 1 × p4d.24xlarge in us-east-1 is unknown, and --max-price is",
-    ):
+        assert name in str(refused.value)
+        golden(str(refused.value))
+    with golden.raises(RequestError):
         choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
 
 
 @pytest.mark.parametrize("name", ["V100", "V100-32GB", "M60", "P100"])
-def test_gpus_that_the_open_driver_does_not_serve_are_refused(name: str) -> None:
+def test_gpus_that_the_open_driver_does_not_serve_are_refused(golden: Golden, name: str) -> None:
     """The image's driver has NVIDIA's open kernel module alone, which begins with Turing."""
     request_ = PoolRequest(provider="aws", gpu=Accelerator(name))
-    with pytest.raises(RequestError, match="open kernel module, which serves Turing and later"):
+    with golden.raises(RequestError):
         selection.check_served(request_)
     selection.check_served(replace(request_, cloud=CloudSettings(image_id="ami-0123456789abcdef0")))
     selection.check_served(PoolRequest(provider="aws", gpu=Accelerator("T4")))

@@ -18,6 +18,7 @@ from skymagic.kernels.daemon.rundir import make
 from skymagic.providers.aws import boot
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.wire.record import RECORD, AgentRecord, identity
+from tests.lab.golden import Golden
 from tests.lab.hosts import Host, closing
 from tests.lab.instances import start_watchdog
 
@@ -189,7 +190,7 @@ def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
 
 
 def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cloud-init carries out ``runcmd`` at the first boot alone, and ``bootcmd`` at each."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -198,7 +199,7 @@ def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(
     )
     config = json.loads(text.partition("\n")[2])
     assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"]
-    assert "[Install]\nWantedBy=multi-user.target\n" in boot.watchdog_unit()
+    golden(boot.watchdog_unit())
     assert config["bootcmd"][0] == ["systemd-run", "--on-active=7200s", "systemctl", "poweroff"]
 
 

@@ -13,6 +13,7 @@ from skymagic.plan.accelerators import read_gpus
 from skymagic.providers import slurm, slurm_jobs
 from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition
 from skymagic.ssh.programs import Programs
+from tests.lab.golden import Golden
 
 SINFO = """\
 gpu*|up|4|515000|gpu:a100:8(S:0-1),nvme:1|1-00:00:00|1:00:00
@@ -171,13 +172,11 @@ def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
     }
 
 
-def test_a_job_that_waits_says_why() -> None:
+def test_a_job_that_waits_says_why(golden: Golden) -> None:
     rows = slurm_jobs.jobs_of(
         "7|PENDING|Resources|2026-11-24T10:00:00|N/A||lab-1|skymagic\n8|RUNNING|None|x|2026-11-24T11:00:00|n[1-2]|own|a|b\nodd\n"
     )
-    assert slurm_jobs.reason_words(rows["7"]) == (
-        "its nodes are busy (Resources); Slurm estimates a start at 10:00 on 2026-11-24"
-    )
+    golden(slurm_jobs.reason_words(rows["7"]))
     assert rows["7"].waits
     assert rows["8"].nodes == "n[1-2]"
     assert rows["8"].ends
@@ -308,7 +307,7 @@ def test_however_many_ask_slurm_is_asked_six_times_a_minute() -> None:
     assert there.asked >= 25, "and it is asked again"
 
 
-def test_no_answer_is_no_end() -> None:
+def test_no_answer_is_no_end(golden: Golden) -> None:
     there = Controller()
     queue = JobQueue(there, lambda: there.now)
     there.jobs = "7|RUNNING|None|N/A|N/A|n1|a|\n"
@@ -329,4 +328,4 @@ def test_no_answer_is_no_end() -> None:
     assert ended.over
     there.known = "JobId=7 JobState=RUNNING Reason=None StartTime=x EndTime=2026-11-24T11:00:00 ReqNodeList=(null) NodeList=n1"
     assert queue.now("7") == slurm_jobs.jobs_of("7|RUNNING|None|x|2026-11-24T11:00:00|n1||")["7"]
-    assert slurm_jobs.end_words("7", ended) == "Slurm job 7 has reached its time limit (--time)"
+    golden(slurm_jobs.end_words("7", ended))

@@ -17,6 +17,7 @@ from skymagic.run.state import RankRun, Report, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from skymagic.wire.queries import Stack, StackFrame
+from tests.lab.golden import Golden
 from tests.lab.notebook import Shown
 from tests.lab.pools import Pools
 
@@ -59,12 +60,9 @@ def test_what_is_said_while_a_run_goes_on(told: dict[int, list[Usage]], said: li
     assert reasons_now(told, ended=list(told)) == []
 
 
-def test_what_stays_of_it() -> None:
+def test_what_stays_of_it(golden: Golden) -> None:
     told = {0: loader(0.05), 1: [*loader(0.45), Usage(12.0, 0, 5.0, 11.0, memory=0.96, held=0.5)]}
-    assert reasons_over(told) == [
-        "rank 1 spent 45% of its steps loading data",
-        "memory was 96% full, rank 1 holds the most (50%)",
-    ]
+    golden(reasons_over(told))
 
 
 def test_it_is_no_part_of_what_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +267,7 @@ def in_collectives(*names: str) -> dict[int, Stack]:
     }
 
 
-def test_ranks_in_different_collectives_are_named_soon() -> None:
+def test_ranks_in_different_collectives_are_named_soon(golden: Golden) -> None:
     stall = Stall(30.0, 0.0)
     apart = in_collectives("all_reduce", "broadcast", "all_reduce")
     stall.observe([], apart, 1.0)
@@ -277,7 +275,7 @@ def test_ranks_in_different_collectives_are_named_soon() -> None:
     assert stall.due == 2.0
     stall.observe([], apart, 2.0)
     assert stall.apart == {"all_reduce": [0, 2], "broadcast": [1]}
-    assert apart_words(stall.apart) == "ranks 0, 2 wait in all_reduce, rank 1 in broadcast"
+    golden(apart_words(stall.apart))
     stall.observe([], in_collectives("all_reduce", "all_reduce", "all_reduce"), 3.0)
     assert stall.apart == {}, "they go on"
     for one in (
@@ -341,10 +339,8 @@ for step in range(3 - dist.get_rank()):
             notebook.finish(shown)
 
 
-def test_ranks_that_wait_for_those_that_have_ended_in_words() -> None:
-    assert (
-        deserted_words({"all_reduce": [0]}, [1]) == "rank 0 waits in all_reduce, rank 1 has ended"
-    )
+def test_ranks_that_wait_for_those_that_have_ended_in_words(golden: Golden) -> None:
+    golden(deserted_words({"all_reduce": [0]}, [1]))
     assert (
         deserted_words({"barrier": [0, 2, 3]}, [1, 4])
         == "ranks 0, 2, 3 wait in barrier, ranks 1, 4 have ended"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.plan.requests import Defaults
+from tests.lab.golden import Golden
 from tests.lab.notebook import ROOT, Failed, Notebook, Shown
 from tests.lab.pools import borrowed
 
@@ -305,9 +306,9 @@ def test_a_note_on_ranks_that_stand_still_is_withdrawn(impatient: Notebook, tmp_
     impatient.finish(cell)
 
 
-def test_the_page_on_failures_names_the_time_after_which_they_are() -> None:
+def test_the_page_on_failures_names_the_time_after_which_they_are(golden: Golden) -> None:
     page = ROOT / "docs" / "explanation" / "failures.md"
-    assert f"make no progress for {Defaults.stall_after:g} s" in page.read_text()
+    golden(page.read_text())
 
 
 # ---------------------------------------------------------------------------------------- cells beside the notebook

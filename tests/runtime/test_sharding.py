@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import skymagic as sky
 from skymagic.runtime import info
 from skymagic.runtime.info import InstanceInfo
+from tests.lab.golden import Golden
 
 
 @pytest.fixture(autouse=True)
@@ -307,14 +308,14 @@ def test_what_cannot_be_divided_is_refused_with_a_remedy(data: Any, words: str, 
         sky.shard([1], data)
 
 
-def test_nothing_at_all() -> None:
-    with pytest.raises(TypeError, match="needs something to divide"):
+def test_nothing_at_all(golden: Golden) -> None:
+    with golden.raises(TypeError):
         sky.shard()
 
 
 @pytest.mark.parametrize(
     "data", [([1, 2], [1, 2, 3]), (np.zeros((3, 2)), [1, 2]), ({"a": [1, 2], "b": [1, 2, 3]},)]
 )
-def test_unequal_lengths_are_refused_everywhere(data: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be equally long; these have \d, \d items"):
+def test_unequal_lengths_are_refused_everywhere(golden: Golden, data: Any) -> None:
+    with golden.raises(ValueError):
         sky.shard(*data)

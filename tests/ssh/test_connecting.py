@@ -82,16 +82,17 @@ def test_an_unknown_host_key_is_shown_and_not_accepted(hosts: Hosts) -> None:
         ["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True
     )
     failure = failing(configured(hosts))
-    assert failure.reason == f"its host key is not known: ssh-ed25519 {shown.stdout.split()[1]}"
-    assert failure.hint == "if that is the host's key, accept it once in a terminal: ssh h1"
+    assert failure.code == "host-key-unknown"
+    assert failure.reason.endswith(f"ssh-ed25519 {shown.stdout.split()[1]}")
+    assert failure.hint.endswith("ssh h1")
     assert hosts.known_hosts.read_text() == ""
 
 
 def test_nothing_switches_the_check_off(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
     failure = failing(configured(hosts, "StrictHostKeyChecking no", "UserKnownHostsFile /dev/null"))
-    assert "is not known" in failure.reason
-    assert "(StrictHostKeyChecking no is not followed" in failure.hint
+    assert failure.code == "host-key-unknown"
+    assert "StrictHostKeyChecking no" in failure.hint
 
 
 def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
@@ -99,19 +100,20 @@ def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
     place = f"[127.0.0.2]:{hosts[0].port}"
     hosts.known_hosts.write_text(f"# mine\n{place} {other}")
     failure = failing(configured(hosts))
-    assert "its host key has CHANGED: it shows ssh-ed25519 SHA256:" in failure.reason
+    assert failure.code == "host-key-changed"
+    assert "ssh-ed25519 SHA256:" in failure.reason
     assert f"{hosts.known_hosts} line 2" in failure.reason
     assert f"ssh-keygen -R '{place}' -f {hosts.known_hosts}, then once: ssh h1" in failure.hint
     subprocess.run(
         ["ssh-keygen", "-R", place, "-f", str(hosts.known_hosts)], check=True, capture_output=True
     )
-    assert "is not known" in failing(configured(hosts)).reason
+    assert failing(configured(hosts)).code == "host-key-unknown"
 
 
 def test_a_revoked_host_key_is_refused(hosts: Hosts) -> None:
     key = Path(f"{hosts[0].hostkey}.pub").read_text()
     hosts.known_hosts.write_text(hosts.known_hosts.read_text() + f"@revoked * {key}")
-    assert "is revoked by" in failing(configured(hosts)).reason
+    assert failing(configured(hosts)).code == "host-key-revoked"
 
 
 def test_a_host_key_under_another_name(hosts: Hosts) -> None:
@@ -154,17 +156,19 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
             *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")),
         )
     )
+    assert failure.code == "host-no-key"
     assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
-    assert "/none/key (there is no such file)" in failure.reason
-    assert f"{hosts.folder / 'text'} (paramiko cannot read this private key" in failure.reason
+    assert "/none/key (" in failure.reason
+    assert f"{hosts.folder / 'text'} (" in failure.reason
     assert f"ssh-copy-id -p {hosts[0].port} " in failure.hint
 
 
 def test_the_wrong_user(hosts: Hosts) -> None:
     endpoint = SshConfig(hosts.config).endpoint(expand(["no-such-user@h1"])[0])
     failure = failing(endpoint)
-    assert "no-such-user@127.0.0.2 accepts none of your keys" in failure.reason
-    assert "is 'no-such-user' the right user?" in failure.hint
+    assert failure.code == "host-no-key"
+    assert "no-such-user@127.0.0.2" in failure.reason
+    assert "'no-such-user'" in failure.hint
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
@@ -198,14 +202,16 @@ def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
 def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
     key = keygen(hosts.folder / "locked", passphrase="sesame")
     endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
-    with pytest.raises(HostError, match=r"its passphrase was not given"):
+    with pytest.raises(HostError, match="ssh-add ") as failed:
         connect(endpoint, lambda question: "")
+    assert failed.value.code == "host-no-key"
 
     def nobody(question: str) -> str:
         raise NotImplementedError("this frontend does not support input requests")
 
-    with pytest.raises(HostError, match=r"its passphrase was not given: ssh-add "):
+    with pytest.raises(HostError, match="ssh-add ") as failed:
         connect(endpoint, nobody)
+    assert failed.value.code == "host-no-key"
 
     def stop(question: str) -> str:
         raise KeyboardInterrupt
@@ -257,7 +263,9 @@ def test_the_agents_keys(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_that_takes_no_keys(tmp_path: Path) -> None:
     options = ["PubkeyAuthentication no", "PasswordAuthentication yes"]
     with loopback(tmp_path / "hosts", 1, options=options) as hosts:
-        assert failing(configured(hosts)).reason == "the host takes no keys, only: password"
+        failure = failing(configured(hosts))
+        assert failure.code == "host-other-login"
+        assert failure.reason.endswith("only: password")
 
 
 # -------------------------------------------------------------------------------------------------- on the way
@@ -267,13 +275,15 @@ def test_a_name_that_is_not_known(hosts: Hosts) -> None:
     failure = failing(
         SshConfig(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid"))
     )
-    assert failure.reason == "the name 'nowhere.invalid' is not known"
+    assert failure.code == "host-name"
+    assert "'nowhere.invalid'" in failure.reason
 
 
 def test_nothing_listens(hosts: Hosts) -> None:
     hosts[0].stop()
     failure = failing(configured(hosts))
-    assert failure.reason == f"127.0.0.2 port {hosts[0].port} refused the connection"
+    assert failure.code == "host-refused"
+    assert f"127.0.0.2 port {hosts[0].port} " in failure.reason
     hosts[0].start()
     assert reached(configured(hosts)) == "h1"
 
@@ -296,19 +306,22 @@ def test_no_answer(hosts: Hosts) -> None:
             sock.setblocking(False)
             sock.connect_ex(listening.getsockname())
         failure = failing(at(listening, hosts, "ConnectTimeout 1"))
-    assert "did not answer within 1 s" in failure.reason
+    assert failure.code == "host-silent"
+    assert " 1 s" in failure.reason
 
 
 def test_a_server_that_says_nothing(hosts: Hosts) -> None:
     with server() as listening:
         failure = failing(at(listening, hosts, "ConnectTimeout 1"))
-    assert "took the connection, and then said nothing for 1 s" in failure.reason
+    assert failure.code == "host-no-ssh"
+    assert " 1 s" in failure.reason
 
 
 def test_a_frozen_host(hosts: Hosts) -> None:
     hosts[0].freeze()
     failure = failing(configured(hosts, "ConnectTimeout 1"))
-    assert "said nothing for 1 s" in failure.reason
+    assert failure.code == "host-no-ssh"
+    assert " 1 s" in failure.reason
     hosts[0].thaw()
 
 
@@ -324,7 +337,7 @@ def test_another_server(hosts: Hosts, said: bytes, caplog: pytest.LogCaptureFixt
         with caplog.at_level(logging.DEBUG):
             failure = failing(at(listening, hosts))
         thread.join()
-    assert "does not speak SSH with us: " in failure.reason
+    assert failure.code == "host-no-ssh"
     assert [record for record in caplog.records if "paramiko" in record.name] == []
 
 
@@ -345,30 +358,32 @@ def test_a_jump_host_that_fails(hosts: Hosts) -> None:
     endpoint = configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2")
     port = hosts[1].port
     hosts[1].stop()
-    assert failing(endpoint).reason.startswith(
-        f"the jump host h1 cannot connect to 127.0.0.3 port {port}: "
-    )
+    failure = failing(endpoint)
+    assert failure.code == "host-jump"
+    assert f"h1 cannot connect to 127.0.0.3 port {port}: " in failure.reason
     hosts[0].stop()
     failure = failing(endpoint)
-    assert (
-        failure.reason
-        == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
-    )
+    assert failure.code == "host-jump"
+    assert isinstance(failure.__cause__, HostError)
+    assert failure.__cause__.code == "host-refused"
+    assert f"h1 cannot be used: {failure.__cause__.reason}" in failure.reason
 
 
-@pytest.mark.parametrize(("unknown", "said"), [(0, "its jump host h1 cannot be used: "), (1, "")])
-def test_each_host_on_the_way_shows_its_key(hosts: Hosts, unknown: int, said: str) -> None:
+@pytest.mark.parametrize(("unknown", "code"), [(0, "host-jump"), (1, "host-key-unknown")])
+def test_each_host_on_the_way_shows_its_key(hosts: Hosts, unknown: int, code: str) -> None:
     keys = hosts.known_hosts.read_text().splitlines()
     hosts.known_hosts.write_text(f"{keys[1 - unknown]}\n")
     failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
-    assert failure.reason.startswith(f"{said}its host key is not known: ssh-ed25519 SHA256:")
+    assert failure.code == code
+    assert "ssh-ed25519 SHA256:" in failure.reason
 
 
 def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 2, options=["AllowTcpForwarding no"]) as hosts:
         failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
-        assert failure.reason.startswith("the jump host h1 does not allow connections to 127.0.0.3")
-        assert failure.hint == "AllowTcpForwarding must be on in the sshd of h1"
+        assert failure.code == "host-jump"
+        assert "127.0.0.3" in failure.reason
+        assert {"AllowTcpForwarding", "h1"} <= set(failure.hint.split())
 
 
 def test_over_a_command(hosts: Hosts) -> None:
@@ -435,18 +450,15 @@ def test_a_connection_over_a_command_closes_while_it_is_silent(hosts: Hosts) -> 
 def test_a_command_without_a_shell(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/no/such/shell")
     failure = failing(configured(hosts, "ProxyCommand nc %h %p"))
-    assert failure.reason.startswith("its ProxyCommand could not be started: ")
+    assert failure.code == "host-proxy"
+    assert "$SHELL" in failure.hint
 
 
 def test_a_command_that_talks_is_not_to_blame(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
     command = f"sh -c 'echo hello >&2; exec ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -F {hosts.config} -W %h:%p h1'"
-    assert (
-        "its host key is not known"
-        in failing(
-            configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")
-        ).reason
-    )
+    endpoint = configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")
+    assert failing(endpoint).code == "host-key-unknown"
 
 
 @pytest.mark.parametrize(
@@ -476,9 +488,11 @@ def test_all_failures_in_one_error(hosts: Hosts) -> None:
         )
     assert [failure.host for failure in failed.value.failures] == ["h2", "nowhere.invalid"]
     lines = str(failed.value).splitlines()
-    assert lines[0] == "2 of 3 hosts could not be used"
-    assert lines[1] == f"h2: 127.0.0.3 port {hosts[1].port} refused the connection"
-    assert lines[3] == "nowhere.invalid: the name 'nowhere.invalid' is not known"
+    assert failed.value.host_count == 3
+    assert [failure.code for failure in failed.value.failures] == ["host-refused", "host-name"]
+    assert lines[0].startswith("2 of 3 ")
+    assert lines[1].startswith(f"h2: 127.0.0.3 port {hosts[1].port} ")
+    assert lines[3].startswith("nowhere.invalid: ")
     assert told["h1"] == "connected"
     assert told["h2"] == failed.value.failures[0].reason
     assert still_there(hosts[0].sessions()) == []
@@ -526,10 +540,10 @@ def test_no_further_process(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 1, options=["MaxSessions 2"]) as hosts:
         connection = connect(configured(hosts))
         first, second = connection.open("exec cat"), connection.open("exec cat")
-        with pytest.raises(
-            HostError, match=r"sshd allows no more processes on this connection.*\n.*MaxSessions"
-        ):
+        with pytest.raises(HostError) as failed:
             connection.open("true")
+        assert failed.value.code == "host-sessions"
+        assert "MaxSessions" in failed.value.hint
         first.close()
         assert connection.run("echo on").out == "on\n"
         second.close()

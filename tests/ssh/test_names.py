@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
 from skymagic.ssh.config import Endpoint, SshConfig
-from skymagic.ssh.hostlist import MAX_HOSTS, HostSpec, expand
+from skymagic.ssh.hostlist import HostSpec, expand
 from skymagic.ssh.keys import KnownHosts, fingerprint, known_hosts_name
+from tests.lab.golden import Golden
 from tests.lab.hosts import keygen
 
 # --------------------------------------------------------------------------------------------------- as they are written
@@ -62,7 +63,7 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
     ]
 
 
-def test_all_mistakes_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_at_once(golden: Golden, tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("ok\nbad:port\n@other\n")
     words = [
@@ -80,19 +81,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as refused:
         expand(words)
     mistakes = refused.value.mistakes
-    assert mistakes == (
-        "'gpu[3-1]': [3-1] is not a range; write gpu[1-8] or gpu[01-08,11]",
-        "'a b' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
-        "'-oProxyCommand=x' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
-        "'x@-y': a name cannot begin with '-'",
-        "'h:0': the port is a number from 1 to 65535, not '0'",
-        "'fe80::1' is not a host; write NAME, USER@NAME or USER@NAME:PORT; an IPv6 address stands in brackets: [fe80::1]:22",
-        f"'n[1-99999]' means more than {MAX_HOSTS} hosts",
-        f"{path} line 2: 'bad:port': the port is a number from 1 to 65535, not 'port'",
-        f"{path} line 3: '@other': a file of hosts cannot name another one",
-        "the file of hosts '/none' cannot be read: No such file or directory",
-        "'z[' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
-    )
+    golden(mistakes)
 
 
 @pytest.mark.parametrize("words", [[], [""], [","]])
@@ -124,16 +113,16 @@ SHELL = [
 
 
 @pytest.mark.parametrize("name", SHELL)
-def test_no_shell_reads_a_name(name: str, tmp_path: Path) -> None:
+def test_no_shell_reads_a_name(golden: Golden, name: str, tmp_path: Path) -> None:
     """A name goes into ProxyCommand: whoever may write a file of hosts could run commands here."""
     path = tmp_path / "hosts.txt"
     path.write_text(f"{name.replace(' ', '${IFS}')}\n")
     (tmp_path / "config").write_text(f"Host jumper\n ProxyJump {name}\n")
     for word in (name, f"{name}@host", f"@{path}"):
         if word != "a\\b@host":
-            with pytest.raises(RequestError, match=r"a name cannot hold|is not a host"):
+            with golden.raises(RequestError):
                 expand([word])
-    with pytest.raises(RequestError, match=r"a name cannot hold|is not a host"):
+    with golden.raises(RequestError):
         SshConfig(tmp_path / "config").endpoint(expand(["jumper"])[0])
 
 

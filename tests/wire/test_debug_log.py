@@ -26,6 +26,9 @@ def unchanged_logging() -> Iterator[None]:
     yield
     debug_log.set_level(before)
     logging.disable(logging.NOTSET)
+    for other in logging.Logger.manager.loggerDict.values():
+        if isinstance(other, logging.Logger):
+            other.disabled = False  # by `disable_existing_loggers`
     logger.manager, logger.disabled = manager, False
 
 

@@ -1,0 +1,95 @@
+"""Which sentences of the package the tests repeat: a message that is reworded should change a golden file, and no test.
+
+An assertion of prose is a string in a test that is compared (``assert`` with ``==``, ``!=``, ``in``, ``startswith``, ``endswith``; ``match=``; ``fullmatch``),
+and that quotes the package: three words of it in a row, with spaces, stand in a row in a string of the package, too. Docstrings of the package do not count, nor
+does what a test prints itself. A string counts once, whatever it quotes. ``python -m tests.prose [FOLDER]`` lists them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+COMPARING = {"startswith", "endswith", "fullmatch", "search"}
+
+
+def in_a_row(text: str) -> set[tuple[str, ...]]:
+    """All runs of three words of a text, with spaces between them; a number or a sign is no word."""
+    tokens = [token.strip(",.;:!?()") for token in text.lower().split()]
+    runs = zip(tokens, tokens[1:], tokens[2:], strict=False)
+    return {run for run in runs if all(map(WORD.fullmatch, run))}
+
+
+def package_prose() -> set[tuple[str, ...]]:
+    """All runs of three words in strings of the package."""
+    runs = set[tuple[str, ...]]()
+    for path in (ROOT / "skymagic").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr):  # a docstring
+                node.value = ast.Constant(None)
+            elif isinstance(node, ast.JoinedStr):
+                runs |= in_a_row(
+                    "".join(
+                        part.value if isinstance(part, ast.Constant) else " 0 "  # type: ignore[misc]
+                        for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                runs |= in_a_row(node.value)
+    return runs
+
+
+def _strings(node: ast.AST) -> Iterator[ast.Constant]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each
+
+
+def compared(tree: ast.AST) -> Iterator[ast.Constant]:
+    """The strings that a test compares."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            for part in ast.walk(node.test):
+                if isinstance(part, ast.Compare):
+                    for operand in (part.left, *part.comparators):
+                        yield from _strings(operand)
+                elif (
+                    isinstance(part, ast.Call)
+                    and isinstance(part.func, ast.Attribute)
+                    and part.func.attr in COMPARING
+                ):
+                    for argument in part.args:
+                        yield from _strings(argument)
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            yield from _strings(node.value)
+
+
+def assertions(package: set[tuple[str, ...]] | None = None) -> dict[str, list[tuple[int, str]]]:
+    """Assertions of prose by test file: line and text."""
+    runs = package_prose() if package is None else package
+    found = dict[str, list[tuple[int, str]]]()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        strings = {
+            (string.lineno, string.col_offset): str(string.value)
+            for string in compared(ast.parse(path.read_text()))
+        }
+        quoting = [(at[0], text) for at, text in sorted(strings.items()) if in_a_row(text) & runs]
+        if quoting:
+            found[str(path.relative_to(ROOT))] = quoting
+    return found
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else None
+    found = assertions()
+    for name, strings in found.items():
+        for line, text in strings if wanted and name.startswith(wanted) else ():
+            print(f"{name}:{line}: {text!r}")
+    for name in sorted(found, key=lambda name: -len(found[name])):
+        print(f"{len(found[name]):4} {name}")
+    print(f"{sum(map(len, found.values())):4} in all")
