@@ -2,9 +2,8 @@
 
 compute       Compute, @function, gather; find, pools, attach
 running_pool  methods of a running pool: cells, tasks, variables, files, logs
-places        list and end pools by place, from any machine: on hosts, in cluster jobs, at EC2 by
-              tag
-ending        end pools by place, pools left by other notebooks, or everything rented
+pool_listing  list pools by location, from any machine: on hosts, in cluster jobs, at EC2 by tag
+stopping      end pools by location, pools left by other notebooks, or everything rented
 costs         past and current costs of pools; rental prices of machines
 logs          output of ranks, also of a pool that has ended
 debug_logs    debug logs of skymagic's own processes, collected from all nodes of a pool

@@ -225,10 +225,10 @@ def _pools(line: argparse.Namespace) -> int:
 
 
 def _status(line: argparse.Namespace) -> int:
-    from skymagic.api import costs, disk, places
+    from skymagic.api import costs, disk, pool_listing
     from skymagic.plan.requests import CloudSettings
 
-    request = places.StatusRequest(
+    request = pool_listing.StatusRequest(
         line.name,
         tuple(line.hosts),
         line.disk,
@@ -248,16 +248,16 @@ def _status(line: argparse.Namespace) -> int:
         disks = disk.look(line.hosts)
         print_sanitized(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
         return 1 if disks[1] else 0
-    listing = places.look(request, CloudSettings())
+    listing = pool_listing.listing(request, CloudSettings())
     print_sanitized(json.dumps(listing.plain()) if line.json else listing.text())
-    return 1 if listing.unreached else 0
+    return 1 if listing.result.unreached else 0
 
 
 def _down(line: argparse.Namespace) -> int:
-    from skymagic.api import disk, ending, places
+    from skymagic.api import disk, stopping
     from skymagic.plan.requests import CloudSettings
 
-    request = ending.DownRequest(
+    request = stopping.DownRequest(
         line.name,
         line.all,
         tuple(line.hosts),
@@ -277,13 +277,12 @@ def _down(line: argparse.Namespace) -> int:
         for host, reason in problems.items():
             print_sanitized(f"skymagic down: {host}: {reason}", file=sys.stderr)
         return 1 if problems else 0
-    done = ending.by_place(request, CloudSettings(), (), _progress)
+    done = stopping.stop_in_location(request, CloudSettings(), (), _progress)
     if done is None and line.name:
-        done = ending.end_left(line.name, _progress) or places.end_on_hosts(
-            (), line.name, every=False
-        )
+        done = stopping.stop_left(line.name, _progress)
+        done = done or stopping.stop_here(line.name, _progress)
     elif done is None and line.all:
-        done = ending.everything_rented(_progress)
+        done = stopping.terminate_all_rented(_progress)
     elif done is None:
         raise RequestError(
             "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all "

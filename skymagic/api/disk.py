@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from skymagic.api.places import roughly
 from skymagic.bootstrap.running import (
     Disk,
     DiskItem,
@@ -18,8 +17,8 @@ from skymagic.bootstrap.running import (
 )
 from skymagic.display.text import table
 from skymagic.errors import PoolError
-from skymagic.plan.units import count, size
-from skymagic.providers.found import ask
+from skymagic.plan.units import count, roughly, size
+from skymagic.providers.host_pools import ask
 
 KINDS = {
     "env": "environment",

@@ -17,7 +17,7 @@ from IPython.core.magic import (
 )
 
 from skymagic import plugins, providers
-from skymagic.api import costs, debug_logs, disk, ending, logs, notebooks, places
+from skymagic.api import costs, debug_logs, disk, logs, notebooks, pool_listing, stopping
 from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
 from skymagic.display import text as display
@@ -89,15 +89,15 @@ class SkyMagics(Magics):
             _clean(request)
             return
         aws = self.settings.defaults().aws
-        done = usage(lambda: ending.by_place(request, aws, _own_jobs(), print_note))
+        done = usage(lambda: stopping.stop_in_location(request, aws, _own_jobs(), print_note))
         pools = registry.pools() + registry.ended_pools()
         matching = (
             pools if request.name is None else [pool for pool in pools if pool.name == request.name]
         )
         if done is None and not (matching or request.all):
-            done = usage(lambda: ending.end_left(request.name, print_note))
+            done = usage(lambda: stopping.stop_left(request.name, print_note))
             if not done and (name := request.name):
-                done = usage(lambda: ending.end_on_this_machine(name))
+                done = usage(lambda: stopping.stop_here(name, print_note, missing_ok=True))
         if done:
             print_sanitized("\n".join(done))
             return
@@ -116,7 +116,7 @@ class SkyMagics(Magics):
             leftovers = (
                 message.format(record.name, record.job_id) for record in records.left_here(None)
             )
-            for line in [*leftovers, *ending.everything_rented_if_any(print_note, aws)]:
+            for line in [*leftovers, *stopping.terminate_rented_if_any(print_note, aws)]:
                 print_sanitized(line)
 
     def _report_stopped(self, pool: Pool) -> None:
@@ -151,7 +151,10 @@ class SkyMagics(Magics):
         if request.name and not request.login:
             notebooks.settled(records.named(request.name))
         defaults = self.settings.defaults()
-        with interrupt.deferred(), places.brought(request.name, request.login) as name:
+        with (
+            interrupt.deferred(),
+            pool_listing.imported_record(request.name, request.login) as name,
+        ):
             pool, unfinished_runs = launch.attach(
                 name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
             )
@@ -273,7 +276,7 @@ class InspectionMagics(Magics):
             print_sanitized(disk.text(usage(lambda: disk.look(request.hosts))))
             return
         if request.hosts or request.provider:
-            listing = usage(lambda: places.look(request, self.settings.defaults().aws))
+            listing = usage(lambda: pool_listing.listing(request, self.settings.defaults().aws))
             print_sanitized(listing.text(_own_jobs()))
             return
         status = inspection.pools(request.name, _own_jobs())
@@ -346,7 +349,7 @@ def _give_help(magics: Magics) -> None:
         kind.update({name: with_help(name, method) for name, method in kind.items()})
 
 
-def _clean(request: ending.DownRequest) -> None:
+def _clean(request: stopping.DownRequest) -> None:
     """Remove unused files from hosts. Raises PoolError if files remain."""
     lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
     print_sanitized("\n".join(lines))

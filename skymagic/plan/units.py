@@ -81,6 +81,15 @@ class AtLeast:
         return f"{self.amount:.12g}{'+' if self.or_more else ''}"
 
 
+def roughly(seconds: float) -> str:
+    """Return a duration in at most two units: 2h10m, 4m10s, 0s."""
+    total = max(0, round(seconds))
+    for unit, fine in ((86400, 3600), (3600, 60)):
+        if total >= unit:
+            return duration_text(total // fine * fine)
+    return duration_text(total) if total else "0s"
+
+
 def at_least(text: str, unit: str = "") -> AtLeast:
     """Parse ``"8+"`` or ``"8"``; `unit` (``"GB"``) may follow.
 

@@ -40,7 +40,7 @@ from skymagic.pool.start import (
     step_text,
 )
 from skymagic.pool.status import PoolEvent, State
-from skymagic.providers import Provider, Survey, found, head
+from skymagic.providers import PoolLocation, Provider, Survey, head
 from skymagic.providers.provider import Attachable
 from skymagic.wire.processes import NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
@@ -174,15 +174,24 @@ def still_runs(record: PoolRecord) -> bool:
     try:
         if record.provider == "local":
             return answers(f"{record.job_id}-0")
-        if record.provider == "ssh":
-            return any(pool.job_id == record.job_id for pool in found.find(record.hosts).pools)
-        if record.provider in providers.LISTING:
-            login = keys.read(record.job_id).plan.request.login
-            pools = providers.listing(record.provider, login).pools()
-            return any(pool.job_id == record.job_id for pool in pools)
+        pools = providers.find_pools(location_of(record)).pools
+        return any(pool.job_id == record.job_id for pool in pools)
     except SkyError:
         return False
-    return False
+
+
+def location_of(record: PoolRecord) -> PoolLocation:
+    """Return the location of a recorded pool."""
+    if record.provider in ("local", "ssh"):
+        return PoolLocation(hosts=record.hosts if record.provider == "ssh" else ())
+    try:
+        plan = keys.read(record.job_id).plan
+    except PoolError:  # never ready, or made by another version: it may be in any region
+        return PoolLocation(provider=record.provider)
+    request = plan.request
+    return PoolLocation(
+        (), record.provider, request.login, request.cloud, (plan.region,) if plan.region else ()
+    )
 
 
 def preview(

@@ -405,7 +405,7 @@ def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
 
 
 def private(job_id: str) -> PoolRecord:
-    """Read the record of a pool, whose key is about to be used.
+    """Read the record of a pool to use its key.
 
     Raises:
         OSError: there is no such record.

@@ -1,12 +1,12 @@
 """Providers: a small protocol for getting machines, and a table of implementations loaded on use.
 
 provider          the protocol: plan, acquire, release
-registry          selects a provider by class or by name; entry points add third-party providers
+registry          selects a provider by class or by name, finds and stops pools; entry points add more
 local             ranks on this machine, which may outlive their notebook
 head              reach the machines of a pool from its head
 ssh               your own machines
 environment_copy  copy one environment to several similar hosts: the first builds it, the others pass it on
-found             find and end the user's pools on such machines with one script, without a local record
+host_pools        find and end the user's pools on such machines with one script, without a local record
 cluster           shared by Slurm, Ray and Kubernetes: allocated nodes, channels, holders, release
 channel_key       the key that authenticates notebook and nodes in a scheduler's channel
 slurm             nodes of a Slurm cluster
@@ -18,9 +18,10 @@ ray_driver        the process connected to Ray, and the actors on the nodes
 aws/              machines rented from EC2
 """
 
-from skymagic.providers.provider import Listable as Listable
-from skymagic.providers.provider import ListedPool as ListedPool
+from skymagic.providers.provider import PoolLocation as PoolLocation
 from skymagic.providers.provider import Provider as Provider
+from skymagic.providers.provider import RemotePool as RemotePool
+from skymagic.providers.provider import RemotePools as RemotePools
 from skymagic.providers.provider import Replaceable as Replaceable
 from skymagic.providers.provider import Say as Say
 from skymagic.providers.provider import Survey as Survey
@@ -33,7 +34,8 @@ from skymagic.providers.registry import Kubernetes as Kubernetes
 from skymagic.providers.registry import Local as Local
 from skymagic.providers.registry import Ray as Ray
 from skymagic.providers.registry import Slurm as Slurm
-from skymagic.providers.registry import listing as listing
+from skymagic.providers.registry import find_pools as find_pools
 from skymagic.providers.registry import names as names
 from skymagic.providers.registry import placed as placed
 from skymagic.providers.registry import serving as serving
+from skymagic.providers.registry import stop as stop

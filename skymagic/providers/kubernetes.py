@@ -31,7 +31,7 @@ from skymagic.providers.cluster import (
     holder_folder,
 )
 from skymagic.providers.kubernetes_api import ExecChannel, Json, KubernetesCluster
-from skymagic.providers.provider import ListedPool, Say
+from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
 
@@ -225,7 +225,7 @@ class Kubernetes:
         )
         return survey, survey.attached(pods, accesses)
 
-    def pools(self) -> Sequence[ListedPool]:
+    def pools(self) -> RemotePools:
         """Return this user's pools in the current context's namespace.
 
         Includes pools created on other machines.
@@ -234,19 +234,19 @@ class Kubernetes:
         jobs = [
             job for job in cluster.jobs() if job["metadata"]["labels"].get(api.USER) == api.user()
         ]
-        return [
-            ListedPool(
-                (job_id := job["metadata"]["labels"][api.JOB]).rpartition("-")[0],
-                job_id,
-                f"Kubernetes job {job['metadata']['name']} in namespace {cluster.namespace}",
-                *api.job_words(job),
-            )
-            for job in jobs
-        ]
+        return RemotePools(tuple(_listed(job, cluster.namespace) for job in jobs))
 
-    def end(self, job_id: str) -> None:
+    def end(self, pool: RemotePool) -> str:
         """Delete the job of a pool in the current context's namespace, with its pods."""
-        _cluster("", "").delete(api.object_name(job_id))
+        _cluster("", "").delete(api.object_name(pool.job_id))
+        return ""
+
+
+def _listed(job: Json, namespace: str) -> RemotePool:
+    job_id = job["metadata"]["labels"][api.JOB]
+    where = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
+    state, ends = api.job_words(job)
+    return RemotePool(job_id.rpartition("-")[0], job_id, where, state, ends=ends)
 
 
 # ------------------------------------------------------------------------------------ the request

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from skymagic.cluster import Node
+from skymagic.errors import PoolError, RequestError
 from skymagic.plan.plans import Plan
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 
 Say = Callable[[str], None]
 """Callback that receives a line about the current step and its progress."""
@@ -82,36 +83,138 @@ class Attachable(Protocol):
 
 
 @dataclass(frozen=True)
-class ListedPool:
-    """A pool of this user as its provider reports it, whichever notebook created it.
+class PoolLocation:
+    """A location to search for the user's pools, whichever notebook created them.
 
     Attributes:
-        where: location and nodes of the pool: "Slurm job 7 on n[1-2]".
-        state: state of the pool, readable by users.
-        ends: latest possible end of the pool in seconds since 1970, or None if unknown.
+        hosts: hosts as users write them; this machine without hosts and provider.
+        provider: provider that allocates machines; None for hosts.
+        login: login node through which a Slurm cluster is reached.
+        cloud: account and access of rented machines.
+        regions: regions of rented machines; all that the account uses if empty.
+    """
+
+    hosts: tuple[str, ...] = ()
+    provider: str | None = None
+    login: str | None = None
+    cloud: CloudSettings = CloudSettings()
+    regions: tuple[str, ...] = ()
+
+    @property
+    def is_here(self) -> bool:
+        """True for this machine, which is reached without any connection."""
+        return not (self.hosts or self.provider)
+
+    @property
+    def options(self) -> str:
+        """Options that name the location on a command line, each after a space."""
+        options = {"hosts": ",".join(self.hosts), "provider": self.provider, "login": self.login}
+        return "".join(f" --{name} {value}" for name, value in options.items() if value)
+
+
+class RemoteNode(Protocol):
+    """A node of a running pool, as its host or provider reports it."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """Headings of `row`."""
+
+    def row(self) -> tuple[object, ...]:
+        """Return the node as a row of a table for users."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the node as plain values for programs; times are seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RemotePool:
+    """A pool of this user as its hosts or its provider report it.
+
+    Attributes:
+        where: location of the pool: "gpu1, gpu2", "Slurm job 7 on n[1-2]", "us-east-1".
+        state: state of the pool, readable by users; "" if only its nodes have one.
+        client: user and machine that started it, as in ``ann@laptop``; "" if unknown.
+        started: time of its start in seconds since 1970, or None if unknown.
+        ends: latest possible end in seconds since 1970, or None if unknown.
+        nodes: its nodes, by index; empty if the provider does not list them.
+        nodes_elsewhere: number of its nodes on hosts outside the search.
     """
 
     name: str
     job_id: str
     where: str
-    state: str
+    state: str = ""
+    client: str = ""
+    started: float | None = None
     ends: float | None = None
+    nodes: tuple[RemoteNode, ...] = ()
+    nodes_elsewhere: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return the pool as plain values for programs; the fields are stable across versions."""
+        return {**vars(self), "nodes": [node.plain() for node in self.nodes]}
+
+
+@dataclass(frozen=True)
+class RemotePools:
+    """Result of a search for pools in a location.
+
+    Attributes:
+        pools: pools by start time, the oldest first.
+        reached: hosts that have reported all their pools.
+        unreached: reason by host or region that gave no answer.
+        unread: number of agents, by host, whose record this version cannot read.
+    """
+
+    pools: tuple[RemotePool, ...]
+    reached: tuple[str, ...] = ()
+    unreached: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
+
+    def named(self, name: str | None) -> RemotePools:
+        """Keep the pools with this name or job ID, or all if it is None."""
+        matching = (pool for pool in self.pools if name in (None, pool.name, pool.job_id))
+        return replace(self, pools=tuple(matching))
+
+    def select(self, name: str | None, select_all: bool = False) -> tuple[RemotePool, ...]:
+        """Return the pools to end: the only match or, if `select_all` is set, all matches.
+
+        Raises:
+            RequestError: no pool matches, or the choice is ambiguous.
+            PoolError: no pool matches, and some hosts or regions gave no answer.
+        """
+        matching = self.named(name).pools
+        if len(matching) == 1 or (matching and select_all):
+            return matching
+        if matching:
+            listed = ", ".join(f"{pool.job_id} ({pool.client or pool.where})" for pool in matching)
+            raise RequestError(
+                f"{len(matching)} pools were found: name one by its job id: {listed}"
+            )
+        missing = f"no pool {f'{name!r} ' if name else ''}was found there"
+        if self.unreached:
+            reasons = "; ".join(f"{source}: {reason}" for source, reason in self.unreached.items())
+            raise PoolError(f"{missing}; {reasons}")
+        available = ", ".join(pool.name for pool in self.pools)
+        raise RequestError(missing + (f"; available: {available}" if available else ""))
 
 
 @runtime_checkable
 class Listable(Protocol):
     """Implemented by providers that can list the user's pools from any machine with access."""
 
-    def pools(self) -> Sequence[ListedPool]:
-        """Return the user's pools. Raises ProvisionError if the provider does not answer."""
+    def pools(self) -> RemotePools:
+        """Return the user's pools. Raises SkyError if no host or region answers."""
 
-    def end(self, job_id: str) -> None:
+    def end(self, pool: RemotePool) -> str:
         """End a pool that `pools` listed or that was abandoned. Twice is safe.
 
-        Does not ask the notebook that uses the pool.
+        Also ends a pool that a notebook uses.
+
+        Returns:
+            What to add to "pool … is down", such as " on gpu1, gpu2", or "".
 
         Raises:
-            ProvisionError: the pool is still running; the message gives the reason.
+            SkyError: not everything could be ended; the message gives the reason.
         """
 
 

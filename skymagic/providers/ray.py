@@ -39,7 +39,7 @@ from skymagic.providers.cluster import (
     holder_folder,
     holder_script,
 )
-from skymagic.providers.provider import ListedPool, Say
+from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.process import START_TIMEOUT, Channel
@@ -524,7 +524,7 @@ class Ray:
         ]
         return survey, survey.attached(nodes, accesses)
 
-    def pools(self) -> Sequence[ListedPool]:
+    def pools(self) -> RemotePools:
         """Return the pools in all clusters known from here.
 
         These are the clusters where pools were created from this machine or, if none were, the
@@ -537,16 +537,17 @@ class Ray:
                 (answer,) = link.ask({"do": "pools"})
             cluster = f"the Ray cluster at {link.address}"
             listed += [
-                ListedPool(job.rpartition("-")[0], job, cluster, state.lower())
+                RemotePool(job.rpartition("-")[0], job, cluster, state.lower())
                 for job, state in answer.pools
             ]
-        return listed
+        return RemotePools(tuple(listed))
 
-    def end(self, job_id: str) -> None:
+    def end(self, pool: RemotePool) -> str:
         """Remove the group and actors of a pool."""
-        note = _note(job_id)
+        note = _note(pool.job_id)
         with contextlib.closing(RayLink(note.read_text() if note.exists() else _address())) as link:
-            _end(link, job_id)
+            _end(link, pool.job_id)
+        return ""
 
 
 def _address() -> str:

@@ -9,14 +9,20 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from skymagic.errors import RequestError
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import CloudSettings, PoolRequest, no_provider
 from skymagic.plan.suggest import suggesting
-from skymagic.providers.provider import Listable, Provider
+from skymagic.providers.provider import (
+    Listable,
+    PoolLocation,
+    Provider,
+    RemotePool,
+    RemotePools,
+)
 
 
 @dataclass(frozen=True)
@@ -282,11 +288,39 @@ def serving(request: PoolRequest) -> Provider:
     raise RequestError(no_provider(name, ["auto", *names()]), code="no-provider", names=[name])
 
 
-def listing(name: str, login: str | None = None) -> Listable:
-    """Return the provider with this name from `LISTING`.
+def find_pools(location: PoolLocation) -> RemotePools:
+    """Find the user's pools in a location, including those of other notebooks.
 
-    Slurm's may be reached through a login node.
+    Raises:
+        RequestError: a host name is invalid, or the provider cannot list pools.
+        SkyError: no host or provider answers; the message gives the reasons.
     """
-    provider = _load(TABLE[name])(login) if login else serving(PoolRequest(provider=name))
-    assert isinstance(provider, Listable)
+    return _listable(location).pools()
+
+
+def stop(pool: RemotePool, location: PoolLocation) -> str:
+    """End a pool, even if a notebook uses it. Twice is safe.
+
+    Returns:
+        A sentence for the user.
+
+    Raises:
+        SkyError: not everything could be ended; the message gives the reason.
+    """
+    details = _listable(location).end(pool)
+    return f"pool {pool.name!r} ({pool.job_id}) is down{details}"
+
+
+def _listable(location: PoolLocation) -> Listable:
+    name = location.provider
+    if name is None:
+        return cast(Listable, _load("skymagic.providers.host_pools:HostPools")(location.hosts))
+    if name == "aws":
+        rented = _load("skymagic.providers.aws.sweep:RentedPools")
+        return cast(Listable, rented(location.cloud, location.regions))
+    if location.login:
+        return cast(Listable, _load(TABLE[name])(location.login))
+    provider = serving(PoolRequest(provider=name))
+    if not isinstance(provider, Listable):
+        raise RequestError(f"pools of --provider {name} cannot be listed")
     return provider

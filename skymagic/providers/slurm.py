@@ -30,7 +30,7 @@ from skymagic.providers.cluster import (
     cpus_of,
     holder_folder,
 )
-from skymagic.providers.provider import ListedPool, Say
+from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.process import Channel
@@ -254,7 +254,7 @@ class Slurm:
         ]
         return survey, survey.attached(nodes, accesses)
 
-    def pools(self) -> Sequence[ListedPool]:
+    def pools(self) -> RemotePools:
         """Return this user's pools, whichever login node their jobs were submitted from."""
         with self._programs() as login:
             answer = login.run(*slurm_jobs.SQUEUE)
@@ -264,28 +264,31 @@ class Slurm:
             )
         # for a pool with a successor, list the job that runs
         jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
-        return [
-            ListedPool(
-                job.pool.rpartition("-")[0],
-                job.pool,
-                f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
-                f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(),
-                job.ends,
+        return RemotePools(
+            tuple(
+                RemotePool(
+                    job.pool.rpartition("-")[0],
+                    job.pool,
+                    f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
+                    f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(),
+                    ends=job.ends,
+                )
+                for number, job in {job.pool: (number, job) for number, job in jobs}.values()
+                if job.pool
             )
-            for number, job in {job.pool: (number, job) for number, job in jobs}.values()
-            if job.pool
-        ]
+        )
 
-    def end(self, job_id: str) -> None:
+    def end(self, pool: RemotePool) -> str:
         """Cancel the job of a pool, by its name."""
         with self._programs() as login:
-            if problem := login.cancel("", job_id):
+            if problem := login.cancel("", pool.job_id):
                 raise ProvisionError(
-                    f"the Slurm job of pool {job_id} could not be cancelled: {problem}",
+                    f"the Slurm job of pool {pool.job_id} could not be cancelled: {problem}",
                     code="not-released",
-                    names=[job_id],
+                    names=[pool.job_id],
                 )
-            ChannelKey(job_id, login.run).drop()
+            ChannelKey(pool.job_id, login.run).drop()
+        return ""
 
     def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
         """Return the record of a pool that a notebook on the login node created.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import tomllib
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
 
 from skymagic.api.command import main
-from skymagic.api.places import HostListing, roughly, state
-from skymagic.errors import RequestError
-from skymagic.providers.found import Found, FoundNode, FoundPool, chosen
+from skymagic.api.pool_listing import PoolListing
+from skymagic.errors import PoolError, RequestError
+from skymagic.plan.units import roughly
+from skymagic.providers import PoolLocation, RemotePool, RemotePools
+from skymagic.providers.host_pools import HostNode, pools_of
 from skymagic.wire.record import AgentRecord
 from tests.lab.golden import Golden
 
@@ -20,18 +23,24 @@ NOW = 100_000.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def node(number: int = 0, job: str = "lab-0a1b2c3d", **times: Any) -> FoundNode:
+def node(number: int = 0, job: str = "lab-0a1b2c3d", **times: Any) -> HostNode:
     record = AgentRecord(
         "0.1", "lab", job, node=number, nodes=2, client="ann@laptop", hostname=f"gpu{number + 1}", boot=f"b{number}", pid=7,
         started=NOW - 10_800, ranks={str(2 * number): 70, str(2 * number + 1): 71}, devices=(0, 1),
         idle_since=times.pop("idle_since", NOW - 60), busy_since=times.pop("busy_since", 0.0),
         away_since=times.pop("away_since", 0.0), **times,
     )  # fmt: skip
-    return FoundNode(f"gpu{number + 1}", NOW, record)
+    return HostNode(f"gpu{number + 1}", NOW, record)
 
 
-def pool(*nodes: FoundNode) -> FoundPool:
-    return FoundPool("lab", nodes[0].record.job_id, nodes)
+def pool(*nodes: HostNode) -> RemotePool:
+    (found,) = pools_of(nodes)
+    return found
+
+
+def listing(*pools: RemotePool, hosts: str = "gpu1,gpu2", **unreached: str) -> PoolListing:
+    location = PoolLocation(tuple(hosts.split(",")))
+    return PoolListing(location, RemotePools(pools, unreached=unreached))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def pool(*nodes: FoundNode) -> FoundPool:
     ],
 )
 def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
-    assert state(node(**values)) == said
+    assert node(**values).state == said
 
 
 @pytest.mark.parametrize(
@@ -68,31 +77,52 @@ def test_durations_are_rough(seconds: float, text: str) -> None:
     assert roughly(seconds) == text
 
 
-def test_status_in_words(golden: Golden) -> None:
-    found = Found(
-        (pool(node(0), node(1)),), ("gpu1", "gpu2"), {"gpu3": "Connection refused"}, {"gpu1": 1}
+def test_status_in_words() -> None:
+    shown = listing(pool(node(0), node(1)), gpu3="Connection refused")
+    shown.result.unread["gpu1"] = 1
+    assert shown.text() == (
+        "pool 'lab' (lab-0a1b2c3d): gpu1, gpu2; started by ann@laptop 3h ago\n"
+        "host  node  ranks  GPUs  state\n"
+        "gpu1  0     0, 1   0, 1  idle for 1m\n"
+        "gpu2  1     2, 3   0, 1  idle for 1m\n"
+        "to end it: %sky_down lab --hosts gpu1,gpu2\n\n"
+        "gpu1: 1 agent of another version of skymagic, whose record cannot be read\n\n"
+        "gpu3: Connection refused"
     )
-    golden(HostListing(found).text())
-    golden(HostListing(Found((pool(node(0)),), ("gpu1",))).text())
-    own = HostListing(Found((pool(node(0), node(1)),))).text({"lab-0a1b2c3d"})
-    golden(own)
+    assert "1 node more on hosts that were not named" in listing(pool(node(0))).text()
+    own = listing(pool(node(0), node(1))).text({"lab-0a1b2c3d"})
+    assert "gpu1, gpu2; of this notebook\n" in own
     assert "to end it" not in own
-    golden(HostListing(Found(())).text())
+    assert listing().text() == "you have no pool there"
+
+
+def test_two_pools_of_a_name_are_ended_by_their_job_ids() -> None:
+    text = listing(pool(node(0)), pool(node(0, "lab-0000ffff"))).text()
+    for job in ("lab-0a1b2c3d", "lab-0000ffff"):
+        assert f"to end it: %sky_down {job} --hosts gpu1,gpu2" in text
+
+
+def test_a_pool_of_a_scheduler_has_its_state_and_its_end() -> None:
+    waiting = RemotePool("lab", "lab-1", "Slurm job 7", "waits: Priority", ends=time() + 599)
+    location = PoolLocation(provider="slurm", login="me@cluster")
+    assert PoolListing(location, RemotePools((waiting,))).text() == (
+        "pool 'lab' (lab-1): Slurm job 7; waits: Priority; ends in 9m59s at the latest\n"
+        "to end it: %sky_down lab-1 --provider slurm --login me@cluster"
+    )
 
 
 def test_status_for_programs() -> None:
-    found = HostListing(
-        Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"})
-    ).plain()
+    found = listing(pool(node(1, idle_timeout=100.0)), gpu1="no route to host").plain()
+    assert found["pools"][0].pop("started") == pytest.approx(time() - 10_800, abs=60)
     assert found == {
         "pools": [
             {
-                "name": "lab", "job_id": "lab-0a1b2c3d", "client": "ann@laptop", "version": "0.1", "started": NOW - 10_800,
+                "name": "lab", "job_id": "lab-0a1b2c3d", "where": "gpu2", "state": "", "client": "ann@laptop", "ends": None,
                 "nodes_elsewhere": 1,
                 "nodes": [
                     {
-                        "host": "gpu2", "node": 1, "ranks": {"2": 70, "3": 71}, "devices": [0, 1], "busy_since": None,
-                        "idle_since": NOW - 60, "away_since": None, "ends": NOW + 40, "clock": NOW,
+                        "host": "gpu2", "node": 1, "version": "0.1", "ranks": {"2": 70, "3": 71}, "devices": [0, 1],
+                        "busy_since": None, "idle_since": NOW - 60, "away_since": None, "ends": NOW + 40, "clock": NOW,
                     }
                 ],
             }
@@ -104,16 +134,18 @@ def test_status_for_programs() -> None:
 
 def test_which_pool_is_meant(golden: Golden) -> None:
     one, other = pool(node(0)), pool(node(0, "lab-0000ffff"))
-    assert chosen(Found((one,)), None, False) == (one,)
-    assert chosen(Found((one, other)), "lab-0000ffff", False) == (other,)
-    assert chosen(Found((one, other)), None, True) == (one, other)
+    assert RemotePools((one,)).select(None) == (one,)
+    assert RemotePools((one, other)).select("lab-0000ffff") == (other,)
+    assert RemotePools((one, other)).select(None, select_all=True) == (one, other)
     for name in (None, "lab"):
         with golden.raises(RequestError):
-            chosen(Found((one, other)), name, False)
+            RemotePools((one, other)).select(name)
     with golden.raises(RequestError):
-        chosen(Found((one,)), "train", False)
+        RemotePools((one,)).select("train")
     with golden.raises(RequestError):
-        chosen(Found(()), None, True)
+        RemotePools(()).select(None, select_all=True)
+    with golden.raises(PoolError):
+        RemotePools((one,), unreached={"gpu1": "no route"}).select("train")
 
 
 def test_the_command_is_installed() -> None:

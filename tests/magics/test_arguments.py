@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
-from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
-from skymagic.api.places import StatusRequest
+from skymagic.api.pool_listing import StatusRequest
+from skymagic.api.stopping import DownRequest
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text

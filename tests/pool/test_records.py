@@ -14,11 +14,11 @@ from typing import IO
 import pytest
 
 from skymagic.api.command import main
-from skymagic.api.places import roughly
 from skymagic.errors import PoolError
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import roughly
 from skymagic.pool import keys, records
 from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from skymagic.api import places
-from skymagic.errors import CloudError, RequestError
+from skymagic.api import pool_listing, stopping
+from skymagic.api.stopping import DownRequest
+from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws import boot, launch, lease, ledger, sweep, tags
@@ -510,45 +511,40 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(
         times=4,
     )
 
-    request = places.StatusRequest(provider="aws")
-    found = places.look(request, settings)
-    assert isinstance(found, places.TagListing)
-    one, two = found.found.pools
-    assert ([each.gpus for each in one.machines], [each.state for each in two.machines]) == (
-        ["4 × A10G"] * 2,
-        ["stopped"],
-    )
-    assert json.loads(json.dumps(found.plain()))["pools"][0]["machines"][0]["type"] == "g5.12xlarge"
-    assert [*found.unreached] == ["eu-west-1"]
+    def stop(name: str | None = None, own: Sequence[str] = ()) -> list[str] | None:
+        request = DownRequest(name, provider="aws")
+        return stopping.stop_in_location(request, settings, own, lambda text: None)
+
+    request = pool_listing.StatusRequest(provider="aws")
+    found = pool_listing.listing(request, settings)
+    one, two = json.loads(json.dumps(found.plain()))["pools"]
+    assert [each["type"] for each in one["nodes"]] == ["g5.12xlarge"] * 2
+    assert [each["state"] for each in two["nodes"]] == ["stopped"]
+    assert one["ends"] > one["started"] > 1e9
+    assert [*found.result.unreached] == ["eu-west-1"]
     text = found.text(["one-1"])
-    assert "pool 'train' (one-1) in us-east-1, rented by ann@laptop" in text
-    assert text.count("to end it: %sky_down train\n") == 1, "this notebook's own"
-    assert "at the latest\nto end it: %sky_down two-2 --provider aws" in text
-    assert [
-        each["job_id"]
-        for each in places.look(replace(request, name="two-2"), settings).plain()["pools"]
-    ] == ["two-2"]
+    assert "pool 'train' (one-1): us-east-1; of this notebook; ends in " in text
+    assert "pool 'train' (two-2): us-west-2; started by ann@laptop " in text
+    assert text.count("4 × A10G") == 2
+    assert text.count("to end it: ") == 1, "not this notebook's own"
+    assert "to end it: %sky_down two-2 --provider aws" in text
+    listed = pool_listing.listing(replace(request, name="two-2"), settings).plain()["pools"]
+    assert [each["job_id"] for each in listed] == ["two-2"]
 
     with pytest.raises(
         RequestError,
-        match=r"you have 2 pools on EC2: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)",
+        match=r"2 pools were found: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)",
     ):
-        places.end_rented("train", lambda text: None, settings)
-    with pytest.raises(
-        CloudError, match="you have no pool 'hers-3' on EC2 where it could be asked: eu-west-1"
-    ):
-        places.end_rented("hers-3", lambda text: None, settings)
+        stop("train")
+    with pytest.raises(PoolError, match="no pool 'hers-3' was found there; eu-west-1: "):
+        stop("hers-3")
     with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
-        places.end_rented("one-1", lambda text: None, settings, ["one-1"])
-    assert places.end_rented("two-2", lambda text: None, settings) == [
-        "pool 'train' (two-2) is down"
-    ]
+        stop("one-1", ["one-1"])
+    assert stop("two-2") == ["pool 'train' (two-2) is down"]
     assert lab.left("us-west-2") == {}
-    assert places.end_rented(None, lambda text: None, settings) == [
-        "pool 'train' (one-1) is down"
-    ], "the only one"
-    with pytest.raises(RequestError, match="you have no pool on EC2$"):
-        places.end_rented(None, lambda text: None, settings)
+    assert stop() == ["pool 'train' (one-1) is down"], "the only one"
+    with pytest.raises(RequestError, match="no pool was found there$"):
+        stop()
     others.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
 

@@ -326,13 +326,13 @@ def test_listed_and_ended_from_another_machine_without_local_state(
         code, out, err = command("status", "--provider", "aws", "--json")
         assert code == 0, err
         (pool,) = json.loads(out)["pools"]
-        assert (pool["name"], pool["region"]) == ("lab", REGION)
-        assert {(one["id"], one["state"]) for one in pool["machines"]} == {
+        assert (pool["name"], pool["where"]) == ("lab", REGION)
+        assert {(one["id"], one["state"]) for one in pool["nodes"]} == {
             (one, "running") for one in machines.hosts
         }
         code, out, err = command("down", "train", "--provider", "aws")
         assert (code, out) == (2, "")
-        assert "you have no pool 'train' on EC2; available: lab" in err
+        assert "no pool 'train' was found there; available: lab" in err
         code, out, err = command("down", "lab", "--provider", "aws", "--json")
         assert code == 0, err
         assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is down"]}

@@ -78,7 +78,7 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             assert "%sky_down lab-" in refused
             assert " --provider aws ends it" in refused
             listed = stranger.run("%sky_status lab --provider aws").stdout
-            assert f"rented by {getpass.getuser()}@{socket.gethostname()}" in listed
+            assert f"started by {getpass.getuser()}@{socket.gethostname()}" in listed
             assert listed.split("to end it: ")[1].split(";")[0].strip() in refused
         killed(second)
     with desk.notebook() as fourth:
@@ -115,6 +115,6 @@ def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_
         assert second.run("%sky_down").stdout == "pool 'another' is down\n", (
             "its own, and not what was left"
         )
-        assert "pool 'lab' is down" in second.run("%sky_down").text, "the only one that was left"
+        assert "pool 'lab' (lab-" in second.run("%sky_down").text, "the only one that was left"
         assert lab.left() == {}
         assert "add -y" in second.fail(POOL).text, "nothing is known of it any more"

@@ -131,9 +131,9 @@ def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
         cluster.token = token
         job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
         listed = other.run("%sky_status --provider kubernetes").text
-        assert re.search(rf"{job_id} .*Kubernetes job {job_id} in namespace lab", listed)
+        assert re.search(rf"{job_id}\): Kubernetes job {job_id} in namespace lab", listed)
         assert (
-            f"pool 'lab' ({job_id}) is ended"
+            f"pool 'lab' ({job_id}) is down"
             in other.run("%sky_down lab --provider kubernetes").text
         )
     cluster.wait(lambda: not cluster.left())

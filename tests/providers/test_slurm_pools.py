@@ -290,14 +290,14 @@ def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(
         notebook.run(ONE)
         ((number, _, job_id),) = [one for one in slurm.jobs() if one[0] != own.strip()]
         shown = elsewhere.run("%sky_status --provider slurm").text
-        assert re.search(rf"lab +{job_id} +Slurm job {number} on n\d +running +[89]m", shown)
+        assert re.search(rf"{job_id}\): Slurm job {number} on n\d; running; ends in [89]m", shown)
         assert "own-12345678" not in shown
         assert "%sky_down lab ends it" in notebook.fail("%sky_down lab --provider slurm").text
         notebook.restart()
         notebook.run("%load_ext skymagic")
         assert "pool 'lab'" in elsewhere.run("%sky_down lab --provider slurm").text
         slurm.wait(lambda: [one[0] for one in slurm.jobs()] == [own.strip()])
-        assert "none of your pools runs there" in elsewhere.run("%sky_status --provider slurm").text
+        assert "you have no pool there" in elsewhere.run("%sky_status --provider slurm").text
         slurm("scancel", own.strip())
 
 

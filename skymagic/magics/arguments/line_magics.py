@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
-from skymagic.api.places import StatusRequest, place_mistakes
+from skymagic.api.pool_listing import StatusRequest, location_mistakes
+from skymagic.api.stopping import DownRequest
 from skymagic.errors import RequestError, collect_mistakes
 from skymagic.magics.arguments.readers import identifiers, one_of, packages
 from skymagic.magics.arguments.reading import ParsedLine
@@ -278,7 +278,7 @@ def parse_attach(line: str) -> AttachRequest:
     parsed.check(
         request.provider and not request.login, "--provider slurm: name the login node with --login"
     )
-    parsed.mistakes += place_mistakes((), request.provider, request.login)
+    parsed.mistakes += location_mistakes((), request.provider, request.login)
     parsed.done()
     return request
 

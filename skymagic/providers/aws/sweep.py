@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from skymagic.errors import CloudError, RequestError
+from skymagic.errors import CloudError, PoolError
+from skymagic.plan.requests import CloudSettings
+from skymagic.plan.units import roughly
 from skymagic.providers.aws import boot, catalogue, ledger, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.providers.aws.instances import Instance
 from skymagic.providers.aws.tags import Filter
+from skymagic.providers.provider import RemotePool, RemotePools
 from skymagic.wire.threads import run_all
 
 logger = logging.getLogger(__name__)
@@ -321,7 +324,7 @@ LISTED_STATES = [state for state in ALIVE if state != "shutting-down"]
 
 
 @dataclass(frozen=True)
-class TaggedMachine:
+class RentedMachine:
     """A rented instance.
 
     Attributes:
@@ -329,11 +332,17 @@ class TaggedMachine:
         launched: time of its last start, in seconds since 1970.
     """
 
+    columns: ClassVar[tuple[str, ...]] = ("machine", "type", "GPUs", "zone", "state", "for")
     id: str
     type: str
     zone: str
     state: str
     launched: float
+
+    @classmethod
+    def of(cls, instance: Instance) -> RentedMachine:
+        """Return the machine of EC2's description of an instance."""
+        return cls(instance.id, instance.type, instance.zone, instance.state, instance.launched)
 
     @property
     def gpus(self) -> str:
@@ -350,88 +359,81 @@ class TaggedMachine:
             else "-"
         )
 
+    def row(self) -> tuple[object, ...]:
+        """Return the machine as a row of a table for users."""
+        age = roughly(time.time() - self.launched)
+        return self.id, self.type, self.gpus, self.zone, self.state, age
 
-@dataclass(frozen=True)
-class TaggedPool:
-    """A pool's machines in one region.
-
-    Attributes:
-        client: user and machine that rented them: ``ann@laptop``.
-        ends: latest possible end of the machines (`tags.ENDS`).
-    """
-
-    name: str
-    job_id: str
-    client: str
-    region: str
-    ends: str
-    machines: tuple[TaggedMachine, ...]
+    def plain(self) -> dict[str, Any]:
+        """Return the machine as plain values for programs."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """EC2's answer about pools.
+class RentedPools:
+    """The pools that the caller rented, from any machine, found by their tags.
 
     Attributes:
-        pools: pools by start time, the oldest first.
-        unreached: reason by region that did not answer.
+        regions: regions to search; all that the account uses if empty.
     """
 
-    pools: tuple[TaggedPool, ...]
-    unreached: dict[str, str]
+    settings: CloudSettings
+    regions: tuple[str, ...] = ()
+
+    def pools(self) -> RemotePools:
+        """Find the pools.
+
+        Raises:
+            CloudError: the caller's identity or regions cannot be determined.
+        """
+        clients = AwsClients.of(self.settings)
+        own_tags = tags.filters(owner=owner_of(clients))
+        ask = partial(instances, clients, filters=own_tags, states=LISTED_STATES)
+        answers, unreached = in_regions(self._regions(clients), ask)
+        instances_by_job: dict[str, list[Instance]] = {}
+        regions_by_job: dict[str, dict[str, None]] = {}
+        for region, listed in answers.items():
+            for instance in listed:
+                job = instance.tag(tags.JOB)
+                instances_by_job.setdefault(job, []).append(instance)
+                regions_by_job.setdefault(job, {})[region] = None
+        pools = [
+            _pool(job, ", ".join(regions_by_job[job]), listed)
+            for job, listed in instances_by_job.items()
+        ]
+        pools.sort(key=lambda pool: pool.started or 0.0)
+        return RemotePools(tuple(pools), unreached=unreached)
+
+    def end(self, pool: RemotePool) -> str:
+        """Release a pool with all resources created for it.
+
+        Raises:
+            PoolError: something remains.
+            CloudError: the account's regions cannot be determined.
+        """
+        clients = AwsClients.of(self.settings)
+        if problems := release_job(clients, pool.job_id, self._regions(clients)):
+            listed = "\n  ".join(problems)
+            raise PoolError(
+                f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}",
+                code="not-released",
+                names=[pool.job_id],
+            )
+        return ""
+
+    def _regions(self, clients: AwsClients) -> Sequence[str]:
+        return self.regions or catalogue.used_regions(clients)
 
 
-def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
-    """Return the pools that the caller rented, from any machine and in all regions.
-
-    Args:
-        name: name or job ID to select pools; None for all.
-
-    Raises:
-        CloudError: the caller's identity or regions cannot be determined.
-    """
-    own_tags = tags.filters(owner=owner_of(clients))
-    ask = partial(instances, clients, filters=own_tags, states=LISTED_STATES)
-    instances_by_region, unreached = in_regions(catalogue.used_regions(clients), ask)
-    jobs: dict[tuple[str, str], list[Instance]] = {}
-    for region, listed in instances_by_region.items():
-        for instance in listed:
-            jobs.setdefault((region, instance.tag(tags.JOB)), []).append(instance)
-    pools = [_pool(region, job, listed) for (region, job), listed in jobs.items()]
-    pools.sort(key=lambda one: min(machine.launched for machine in one.machines))
-    return Tagged(
-        tuple(pool for pool in pools if name in (None, pool.name, pool.job_id)), unreached
+def _pool(job: str, where: str, listed: Sequence[Instance]) -> RemotePool:
+    name, client, ends = (listed[0].tag(key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
+    machines = tuple(map(RentedMachine.of, listed))
+    return RemotePool(
+        name,
+        job,
+        where,
+        client=client,
+        started=min(machine.launched for machine in machines),
+        ends=tags.seconds(ends),
+        nodes=machines,
     )
-
-
-def _pool(region: str, job: str, instances: Sequence[Instance]) -> TaggedPool:
-    name, client, ends = (instances[0].tag(key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
-    machines = tuple(
-        TaggedMachine(instance.id, instance.type, instance.zone, instance.state, instance.launched)
-        for instance in instances
-    )
-    return TaggedPool(name, job, client, region, ends, machines)
-
-
-def chosen_pool(tagged: Tagged, name: str | None) -> TaggedPool:
-    """Return the pool to end: the one with this name or job ID, or the only one.
-
-    Raises:
-        RequestError: the choice is ambiguous, or no region that answered has such a pool.
-        CloudError: it was not found, and not all regions answered.
-    """
-    pools = {pool.job_id: pool for pool in tagged.pools if name in (None, pool.name, pool.job_id)}
-    if len(pools) == 1:
-        return next(iter(pools.values()))
-    if pools:
-        listed = ", ".join(f"{pool.job_id} ({pool.client})" for pool in pools.values())
-        raise RequestError(
-            f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}",
-            code="pool-ambiguous",
-        )
-    missing = f"you have no pool {f'{name!r} ' if name else ''}on EC2"
-    if tagged.unreached:
-        unreached = "; ".join(f"{region}: {reason}" for region, reason in tagged.unreached.items())
-        raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
-    available = ", ".join(pool.name for pool in tagged.pools)
-    raise RequestError(missing + (f"; available: {available}" if available else ""), code="no-pool")

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 POOL, JOB, OWNER, CLIENT, ENDS = (
     f"skymagic:{name}" for name in ("pool", "job", "owner", "client", "ends")
@@ -51,6 +52,14 @@ class Label:
 def moment(seconds: float) -> str:
     """Format seconds since 1970 for a tag: ``2026-11-23T08:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def seconds(moment: str) -> float | None:
+    """Return seconds since 1970 of a tag's value; None if it is no moment."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
