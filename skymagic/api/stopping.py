@@ -92,7 +92,9 @@ def _stop(
     pools = result.select(name, select_all=select_all)
     if own_names := [pool.name for pool in pools if pool.job_id in own]:
         raise RequestError(
-            f"{', '.join(own_names)}: of this notebook; %sky_down {own_names[0]} ends it"
+            f"{', '.join(own_names)}: of this notebook; %sky_down {own_names[0]} ends it",
+            code="pool-of-notebook",
+            names=own_names,
         )
     lines, problems, ended = [], [], set[str]()
     for pool in pools:

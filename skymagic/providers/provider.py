@@ -188,14 +188,18 @@ class RemotePools:
         if matching:
             listed = ", ".join(f"{pool.job_id} ({pool.client or pool.where})" for pool in matching)
             raise RequestError(
-                f"{len(matching)} pools were found: name one by its job id: {listed}"
+                f"{len(matching)} pools were found: name one by its job id: {listed}",
+                code="pool-ambiguous",
+                names=[pool.job_id for pool in matching],
             )
         missing = f"no pool {f'{name!r} ' if name else ''}was found there"
         if self.unreached:
             reasons = "; ".join(f"{source}: {reason}" for source, reason in self.unreached.items())
-            raise PoolError(f"{missing}; {reasons}")
+            raise PoolError(f"{missing}; {reasons}", code="no-pool", names=list(self.unreached))
         available = ", ".join(pool.name for pool in self.pools)
-        raise RequestError(missing + (f"; available: {available}" if available else ""))
+        raise RequestError(
+            missing + (f"; available: {available}" if available else ""), code="no-pool"
+        )
 
 
 @runtime_checkable

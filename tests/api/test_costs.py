@@ -19,6 +19,7 @@ from skymagic.providers.aws.ledger import Rent
 from skymagic.providers.aws.rented import HeldMachines, RentedSurvey
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
+from tests.lab.raising import raises
 
 HOUR = 3600.0
 NOW = 1_800_000_000.0
@@ -82,7 +83,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(
         "damaged-1.json",
         "lab-2-1.json",
     ]
-    with pytest.raises(PoolError, match="no pool 'other' was rented within a month"):
+    with raises(PoolError, "no-pool", r"'other'"):
         costs.costs((), "other")
     assert command.main(["status", "--cost", "lab"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["lab", "nothing"]

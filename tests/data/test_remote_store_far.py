@@ -23,6 +23,7 @@ from tests.contracts.stores import MB
 from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines
 from tests.lab.nodes import node_of, start
+from tests.lab.raising import raises
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 
@@ -145,7 +146,7 @@ def test_a_machine_dies(hosts: Machines) -> None:
     pool = Pool(hosts, retry_timeout=2.0, silence_timeout=SILENCE)
     try:
         pool.put(b"all are up")
-        with pytest.raises(PoolError, match=r"node 2 \(h3\) cannot be reached"):
+        with raises(PoolError, "node-unreached", r"node 2 \(h3\)"):
             pool.put(os.urandom(20 * MB), at(5 * MB, hosts[2].power_cut))
         pool.store.lose(2)
         pool.store.settle()

@@ -13,6 +13,7 @@ from skymagic.providers import ray
 from skymagic.providers.local import Local
 from skymagic.wire.threads import start_all
 from tests.lab.golden import Golden
+from tests.lab.raising import raises
 
 NODES = [
     {"CPU": 8.0},
@@ -123,9 +124,7 @@ def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(
         pass  # the sockets are closed
 
     monkeypatch.setattr(ray.RayLink, "send", send)
-    with pytest.raises(
-        ProvisionError, match="the connection to the Ray cluster at head:6379 is lost"
-    ):
+    with raises(ProvisionError, "ray-lost", r"head:6379"):
         ray._end(ray.RayLink("head:6379"), "lab-1a2b3c4d")
 
 

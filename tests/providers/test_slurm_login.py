@@ -21,6 +21,7 @@ from skymagic.ssh.process import Process
 from skymagic.ssh.programs import HostPrograms
 from tests.lab.hosts import Hosts, loopback, masters
 from tests.lab.notebook import opened, seen
+from tests.lab.raising import raises
 from tests.lab.slurm import cluster
 
 PROGRAM = """#!/bin/sh
@@ -112,7 +113,7 @@ def test_a_login_shell_knows_where_they_are(login: HostPrograms, tmp_path: Path)
 def test_a_node_that_has_no_slurm(hosts: Hosts) -> None:
     (hosts[0].home / ".profile").touch()
     login = HostPrograms("login", "auto", "sbatch", slurm_jobs.KEPT)
-    with pytest.raises(ProvisionError, match="--login: login has no sbatch on its PATH"):
+    with raises(ProvisionError, "program-missing", r"--login: login .*sbatch"):
         login.open(None)
     login.close()
 
