@@ -33,8 +33,9 @@ reworded at any time; codes and fields stay. `CODES` lists the codes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -269,6 +270,19 @@ class RunError(SkyError):
     failures: tuple[object, ...] = ()
 
 
+@dataclass(frozen=True)
+class RankReport:
+    """Report on the exception of a rank; its fields are the attributes of `RankError`."""
+
+    rank: int
+    hostname: str
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = ()
+    heading: str = ""
+    below: tuple[str, ...] = ()
+
+
 class RankError(RunError):
     """A rank raised an exception.
 
@@ -294,7 +308,7 @@ class RankError(RunError):
     traceback: tuple[str, ...]
     heading: str
     below: tuple[str, ...]
-    _report: dict[str, Any]
+    _report: RankReport
     """All of these, even if the exception has attributes of the same names."""
     _shown_notes: int
     """Number of notes that are not shown under the traceback: the exception's own are in it, and
@@ -314,45 +328,46 @@ class RankError(RunError):
     ) -> None:
         super().__init__(message)
         self._set_report(
-            {
-                "rank": rank,
-                "hostname": hostname,
-                "ename": ename,
-                "evalue": message,
-                "traceback": tuple(traceback),
-                "heading": heading,
-                "below": tuple(below),
-            }
+            RankReport(rank, hostname, ename, message, tuple(traceback), heading, tuple(below))
         )
 
-    def _set_report(self, report: Mapping[str, Any]) -> None:
+    def _set_report(self, report: RankReport) -> None:
         """Add the report on the rank to the exception's own attributes and notes."""
         own = vars(self)
-        notes = [*own.get("__notes__", ()), *filter(None, (report["heading"], *report["below"]))]
-        shown = {"_shown_notes": len(own.get("__notes__", ())) + bool(report["heading"])}
-        own.update({**report, **own, "_report": dict(report), **shown, "__notes__": notes})
+        own_notes = own.get("__notes__", [])
+        # The exception's own attributes take precedence over those of the report.
+        for name, value in vars(report).items():
+            own.setdefault(name, value)
+        own["_report"] = report
+        own["_shown_notes"] = len(own_notes) + bool(report.heading)
+        own["__notes__"] = [*own_notes, *filter(None, (report.heading, *report.below))]
+
+    @classmethod
+    def _from_report(cls, report: RankReport) -> RankError:
+        return cls(
+            report.evalue,
+            rank=report.rank,
+            hostname=report.hostname,
+            ename=report.ename,
+            traceback=report.traceback,
+            heading=report.heading,
+            below=report.below,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
-        report = {name: value for name, value in self._report.items() if name != "evalue"}
-        return (
-            partial(RankError, **report),
-            (self._report["evalue"],),
-            {"__notes__": self.__notes__},
-        )
+        return RankError._from_report, (self._report,), {"__notes__": self.__notes__}
 
     def _render_traceback_(self) -> list[str]:
         report = self._report
-        line = f"{report['ename']}: {report['evalue']}" if report["evalue"] else report["ename"]
-        shown = [*(report["traceback"] or (line,))]
+        line = f"{report.ename}: {report.evalue}" if report.evalue else report.ename
+        shown = [*(report.traceback or (line,))]
         # above the message, which should be the last thing the user sees
         if notes := self.__notes__[self._shown_notes :]:
             last = [
-                i
-                for i, text in enumerate(shown)
-                if _COLOURS.sub("", text).startswith(report["ename"])
+                i for i, text in enumerate(shown) if _COLOURS.sub("", text).startswith(report.ename)
             ][1:]
             shown.insert(last[-1] if last else len(shown), "\n".join(notes))
-        return [*filter(None, [report["heading"]]), *shown]
+        return [*filter(None, [report.heading]), *shown]
 
 
 class RankDied(RunError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from skymagic.bootstrap.shell import MARK
 from skymagic.plan import gpus
@@ -201,51 +200,58 @@ def parse(out: str) -> HostFacts:
     if not {"system", "end"} <= set(values):
         raise ValueError("its shell did not run the probe to its end")
 
-    def one(name: str) -> str:
+    def text(name: str) -> str:
         return values.get(name, [""])[-1]
 
     def number(name: str) -> int | None:
-        return int(one(name)) if one(name).isdigit() else None
+        return int(text(name)) if text(name).isdigit() else None
 
-    rows, tree, users, holds = (
-        values.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold")
+    devices = gpus.parse_nvidia_smi(
+        values.get("gpu", ()),
+        values.get("gpu_tree", ()),
+        values.get("gpu_user", ()),
+        values.get("gpu_hold", ()),
     )
-    devices = gpus.parse_nvidia_smi(rows, tree, users, holds)
-    text_facts = (
-        "system",
-        "machine",
-        "hostname",
-        "home",
-        "folder",
-        "user",
-        "libc",
-        "boot",
-        "refusal",
-        "noexec",
-        "foreign",
-    )
-    plain: dict[str, Any] = {
-        name: one(name) for name in (*text_facts, "exposed", "env", "unreached")
-    }
-    plain |= {
-        name: name in values for name in ("rocm", "no_index", "links", "ready", "sent", "code")
-    }
-    plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}
-    plain |= {name: number(name) or 0 for name in ("uid", "clock", "memory_kb")}
     return HostFacts(
-        **plain,
+        system=text("system"),
+        machine=text("machine"),
+        hostname=text("hostname"),
+        home=text("home"),
+        folder=text("folder"),
+        user=text("user"),
+        uid=number("uid") or 0,
+        libc=text("libc"),
+        clock=number("clock") or 0,
+        boot=text("boot"),
         cpus=number("cpus") or 1,
+        memory_kb=number("memory_kb") or 0,
+        descriptors=number("descriptors"),
+        disk_kb=number("disk_kb"),
+        shm_kb=number("shm_kb"),
+        refusal=text("refusal"),
+        noexec=text("noexec"),
+        foreign=text("foreign"),
+        exposed=text("exposed"),
         gpus=tuple(device.name for device in devices),
         devices=devices,
         visible=values["visible"][-1] if "visible" in values else None,
-        complaint=one("gpu_complaint"),
-        driver=one("driver"),
-        silent=tuple(_pair(value) for value in values.get("silent", ())),
-        offers=tuple(_offer(value, one("system")) for value in values.get("offer", ())),
+        complaint=text("gpu_complaint"),
+        driver=text("driver"),
+        rocm="rocm" in values,
         addresses=tuple(_pair(value) for value in values.get("address", ())),
         pythons=tuple(dict.fromkeys(map(_python, values.get("python", ())))),
-        uv=one("uv") or None,
+        unreached=text("unreached"),
+        uv=text("uv") or None,
+        no_index="no_index" in values,
+        indexes=number("indexes"),
+        links="links" in values,
+        silent=tuple(_pair(value) for value in values.get("silent", ())),
+        offers=tuple(_offer(value, text("system")) for value in values.get("offer", ())),
+        env=text("env"),
+        ready="ready" in values,
         own=dict(_pair(value) for value in values.get("own", ())),
+        sent="sent" in values,
+        code="code" in values,
         packages=dict(_pair(value) for value in values.get("package", ())),
     )
 

@@ -304,7 +304,7 @@ def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
     }
     try:
         found_profiles = {
-            rank: pool.shipper.unpack(ref)
+            rank: profiles.Profile.parse(pool.shipper.unpack(ref))
             for rank, ref in refs.items()
             if ref and "error" not in ref
         }

@@ -14,6 +14,7 @@ from typing import Any
 
 from skymagic.data.capture.modules import in_packages, locate
 from skymagic.data.capture.names import is_interactive_name
+from skymagic.data.namespace import Namespace
 from skymagic.display import text
 from skymagic.errors import RunError, RunInterrupted, RunTimeout
 from skymagic.plan.masking import without_colours
@@ -231,9 +232,10 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     return error_of(failures, pool.world_size, notes)
 
 
-def magic_names(namespace: Mapping[str, Any]) -> set[str]:
+def magic_names(namespace: Namespace) -> set[str]:
     """Return the notebook's magics as users write them: ``%time``, ``%%time``."""
-    shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
+    get_shell: Any = namespace.get("get_ipython", lambda: None)
+    shell = get_shell()
     by_type = shell.magics_manager.magics if shell is not None else {}
     return {
         f"{'%' if type_ == 'line' else '%%'}{name}"

@@ -91,6 +91,28 @@ NNODES_OPTION = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 
 @dataclass(frozen=True)
+class ScriptCause:
+    """Root cause of a script's failure, found in its output.
+
+    Attributes:
+        text: the traceback or message.
+        summary: its last line.
+        worker: the torchrun worker that failed; "" if unknown.
+        follows: True if it only reports that another process failed.
+    """
+
+    text: str
+    summary: str = ""
+    worker: str = ""
+    follows: bool = False
+
+    @classmethod
+    def parse(cls, values: Any) -> ScriptCause:
+        """Return the cause that a rank's process sent."""
+        return cls(values["text"], values["summary"], values["worker"], values["follows"])
+
+
+@dataclass(frozen=True)
 class ScriptEnd:
     """Result of a script on one node.
 
@@ -110,14 +132,28 @@ class ScriptEnd:
     tail: str = field(default="", repr=False)
     stopped: bool = False
     message: str = field(default="", repr=False)
-    cause: Mapping[str, Any] | None = field(default=None, repr=False)
+    cause: ScriptCause | None = field(default=None, repr=False)
     survivors: tuple[str, ...] = field(default=(), repr=False)
     problem: str = field(default="", repr=False)
+
+    def with_result(self, result: Mapping[str, object]) -> ScriptEnd:
+        """Return this end with the result that the rank's process sent."""
+        values: Any = result
+        cause = values.get("cause")
+        return replace(
+            self,
+            status=values.get("status"),
+            tail=values.get("tail", ""),
+            message=values.get("words", values.get("tail", "")),
+            cause=None if cause is None else ScriptCause.parse(cause),
+            survivors=tuple(values.get("left", ())),
+            problem=values.get("problem", ""),
+        )
 
     @property
     def follows(self) -> bool:
         """True if it only failed because another node did."""
-        return self.stopped or bool(self.cause and self.cause["follows"])
+        return self.stopped or bool(self.cause and self.cause.follows)
 
     @property
     def how(self) -> str:
@@ -316,27 +352,26 @@ def _carried_out(
 def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
     """Return the result of the script on a rank's node."""
     outcome = ran.outcome or {}
-    result: Mapping[str, Any] = {}
+    end = ScriptEnd(
+        node=pool.plan.topology.node_of(rank),
+        hostname=pool.agents.ranks[rank].hostname,
+        status=None,
+        stopped=ran.stopped and bool(outcome.get("interrupted") or ran.died),
+    )
+    if ran.died is not None:
+        tail = ran.died.tail
+        return replace(end, tail=tail, message=tail, problem="the rank that started it died")
+    result: object = None
     ref = outcome.get("values", {}).get(LAST_VALUE)
     if ref is not None and "error" not in ref:
         result = pool.shipper.unpack(ref)
     elif (problem := failures.exception_of(outcome, pool)) is not None and problem.args:
-        result = problem.args[0] if isinstance(problem.args[0], dict) else {}
-    if ran.died is not None:
-        result = {"tail": ran.died.tail, "problem": "the rank that started it died"}
-    elif not result and ran.failed and not ran.stopped:
-        result = {"problem": f"{outcome['ename']}: {outcome['evalue']}"}
-    return ScriptEnd(
-        pool.plan.topology.node_of(rank),
-        pool.agents.ranks[rank].hostname,
-        result.get("status"),
-        result.get("tail", ""),
-        ran.stopped and bool(outcome.get("interrupted") or ran.died),
-        result.get("words", result.get("tail", "")),
-        result.get("cause"),
-        tuple(result.get("left", ())),
-        result.get("problem", ""),
-    )
+        result = problem.args[0]
+    if result and isinstance(result, dict):
+        return end.with_result(result)
+    if ran.failed and not ran.stopped:
+        return replace(end, problem=f"{outcome['ename']}: {outcome['evalue']}")
+    return end
 
 
 # -- failures -------------------------------------------------------------------------------------
@@ -373,16 +408,14 @@ def script_error(
     """Create the error of a failed script: the node, the status, and the cause if known; pure."""
     failed = [end for end in ends if end.status != 0]
     # A stopped node may know the cause, when a failed node only noticed that another process ended.
-    informed = [end for end in failed if end.stopped and end.cause and not end.cause["follows"]]
+    informed = [end for end in failed if end.stopped and end.cause and not end.cause.follows]
     root = next((end for end in failed if not end.follows), (informed or failed)[0])
     lines = [f"node {root.node} of {nodes} on {root.hostname} {root.how}"]
     if root.cause:
-        worker = root.cause["worker"]
-        lines += [
-            root.cause["text"],
-            *([f"[{worker}]"] if worker and worker not in root.cause["text"] else []),
-        ]
-    if not root.cause or ("\n" not in root.cause["text"] and "SIGKILL" not in root.cause["text"]):
+        lines.append(root.cause.text)
+        if root.cause.worker and root.cause.worker not in root.cause.text:
+            lines.append(f"[{root.cause.worker}]")
+    if not root.cause or ("\n" not in root.cause.text and "SIGKILL" not in root.cause.text):
         # native code explains its abort there
         lines += last_words(root, "its last lines:")
     other_ends = [end for end in failed if end is not root]
@@ -413,7 +446,7 @@ def last_words(end: ScriptEnd, title: str) -> list[str]:
 
 def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
     """Suggest remedies for known failures."""
-    output = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
+    output = f"{end.tail}\n{end.cause.text if end.cause else ''}"
     suggestions = []
     if re.search(r"torchrun: (command )?not found", output):
         suggestions.append(

@@ -44,7 +44,7 @@ class Task:
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     timeout: float | None = None
 
     @property

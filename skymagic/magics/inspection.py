@@ -118,7 +118,7 @@ def unregister(shell: InteractiveShell) -> None:
 
 
 def _session(error: RankError) -> None:
-    rank = error._report["rank"]
+    rank = error._report.rank
     pool = registry.pool_named()
     if rank >= pool.world_size or not _send(pool, rank, "where"):
         raise UsageError(NOT_KEPT.format(rank=rank))

@@ -118,7 +118,7 @@ class PluginSpec:
     """A plugin by name, with its options as written; secret options are not shown."""
 
     name: str
-    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         shown = (f"{k}={'…' if is_secret_name(k) else v}" for k, v in self.options.items())
@@ -317,7 +317,9 @@ class PoolRequest:
 
         These are values of secrets, and of variables and plugin options with secret names.
         """
-        options = {name: value for plugin in self.plugins for name, value in plugin.options.items()}
+        options = {
+            name: str(value) for plugin in self.plugins for name, value in plugin.options.items()
+        }
         variables = {**environ, **self.image.env, **dict(self.env)}
         return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)
 

@@ -55,7 +55,7 @@ DEEPSPEED = {
 
 
 def accelerate(
-    config: Mapping[str, Any] | None = None, mixed_precision: str | None = None
+    config: Mapping[str, object] | None = None, mixed_precision: str | None = None
 ) -> Plugin:
     """Install accelerate and set its environment as ``accelerate launch`` does.
 
@@ -101,7 +101,7 @@ def accelerate(
 
 
 def environment(
-    config: Mapping[str, Any] | None, mixed_precision: str | None = None
+    config: Mapping[str, object] | None, mixed_precision: str | None = None
 ) -> dict[str, str]:
     """Return the environment variables for a configuration.
 
@@ -141,7 +141,9 @@ def environment(
     return variables
 
 
-def _section(settings: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[str, Any] | None:
+def _section(
+    settings: Mapping[str, object], name: str, mistakes: list[str]
+) -> dict[str, object] | None:
     """Return one section of a configuration, without the section's prefix in its keys."""
     section = settings.get(name)
     if section is None:

@@ -31,7 +31,7 @@ LIGHTNING = (
 
 
 def report_progress(
-    step: float, total: float | None, numbers: Mapping[str, Any] | None = None
+    step: float, total: float | None, numbers: Mapping[str, object] | None = None
 ) -> None:
     """Report a library's progress.
 

@@ -73,20 +73,18 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    from skymagic.plugins._torch import plugin as _torch
+    from skymagic.plugins._torch.plugin import group_plugin
     from skymagic.runtime import rendezvous
 
     info = position_among(runtime.participants(), runtime.instance_info())
-    hooks = _torch.hooks(backend)
+    group = group_plugin("integrations.torch", backend)
     with rendezvous.subgroup(f"run {runtime.run_number()}"):
         # A rank's group that others wait in is found through this plugin. It is not formed again,
         # because the function is over by then.
-        plugin = Plugin(
-            "integrations.torch", release=hooks["release"], collectives=hooks["collectives"]
-        )
+        plugin = Plugin("integrations.torch", release=group.release, collectives=group.collectives)
         rendezvous.active_plugins.append(plugin)
         try:
-            with hooks["around_app"](info):
+            with group.around_app(info):
                 if info.rank == 0:
                     rendezvous.delete("torch")
                 yield

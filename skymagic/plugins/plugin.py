@@ -96,7 +96,7 @@ class Plugin:
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    options: Mapping[str, Any] | None = field(default=None, compare=False)
+    options: Mapping[str, object] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Plugin({self.name!r})"

@@ -279,7 +279,7 @@ def _alternatives(option: str, names: Iterable[str]) -> str:
     return f"{did_you_mean(option, all_options).removesuffix('?')}; it has {', '.join(all_options)}"
 
 
-def _annotations(make: Factory) -> dict[str, Any]:
+def _annotations(make: Factory) -> dict[str, object]:
     try:
         return typing.get_type_hints(inspect.unwrap(make))
     except NameError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.values.exceptions import bare, fill, members, state_of
-from skymagic.errors import RankDied, RankError, RunError
+from skymagic.errors import RankDied, RankError, RankReport, RunError
 from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
 
@@ -38,28 +38,25 @@ PEER_ERRORS = (
 )
 
 
-def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> RankError:
+def rank_error(original: BaseException | None, report: RankReport) -> RankError:
     """Create a RankError that is also of the rank's exception type, if Python allows such a type.
 
     Otherwise the error only has the name of that type.
 
     Args:
         original: the rank's exception, or None if it could not be rebuilt.
-        report: the attributes of a RankError.
+        report: attributes of the error.
     """
     if original is not None:
         try:
             return as_rank_error(original, report)
         except Exception:  # the type's own metaclass or __init_subclass__, or another layout
             pass
-    named = _type(report["ename"], (RankError,), {"__module__": "builtins"})
-    error: RankError = named(
-        report["evalue"], **{name: value for name, value in report.items() if name != "evalue"}
-    )
-    return error
+    named: type[RankError] = _type(report.ename, (RankError,), {"__module__": "builtins"})
+    return named._from_report(report)
 
 
-def as_rank_error(original: BaseException, report: Mapping[str, Any]) -> RankError:
+def as_rank_error(original: BaseException, report: RankReport) -> RankError:
     """Copy an exception as a RankError."""
     base = type(original)
     both = not issubclass(base, _NAMED_ONLY) and base not in RankError.__mro__
@@ -73,8 +70,8 @@ def as_rank_error(original: BaseException, report: Mapping[str, Any]) -> RankErr
     fill(error, (state_of(original), None))
     assert isinstance(error, RankError)
     RankError._set_report(error, report)
-    if not _says(error, report["evalue"]):
-        type.__setattr__(kind, "__str__", lambda self: self._report["evalue"])
+    if not _says(error, report.evalue):
+        type.__setattr__(kind, "__str__", lambda self: self._report.evalue)
     return error
 
 
@@ -214,15 +211,15 @@ def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] =
     else:
         error = rank_error(
             cause.exception,
-            {
-                "rank": cause.rank,
-                "hostname": cause.hostname,
-                "ename": cause.ename,
-                "evalue": cause.evalue,
-                "traceback": cause.traceback,
-                "heading": title,
-                "below": tuple(below),
-            },
+            RankReport(
+                rank=cause.rank,
+                hostname=cause.hostname,
+                ename=cause.ename,
+                evalue=cause.evalue,
+                traceback=tuple(cause.traceback),
+                heading=title,
+                below=tuple(below),
+            ),
         )
     vars(error).setdefault("failures", tuple(failures))
     object.__setattr__(error, "__cause__", cause.exception)  # works for frozen dataclasses too

@@ -90,7 +90,7 @@ def test_an_exception_is_what_it_would_be_here(notebook: Notebook, kind: str) ->
         notebook, body, f"(type(e).__name__, type(e).__module__, str(e), repr(e.args), {fields})"
     )
     assert there == here
-    rank = f"[rank {notebook.value('e._report')['rank']} of 2 on {HOST}]"
+    rank = f"[rank {notebook.value('e._report.rank')} of 2 on {HOST}]"
     assert any(note.startswith(rank) for note in notebook.value("e.__notes__"))
 
 

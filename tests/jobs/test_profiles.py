@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.jobs.profiles import operations_table, waiting_rank_lines
+from skymagic.jobs.profiles import Profile, operations_table, waiting_rank_lines
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 
 def test_the_table_of_operations() -> None:
-    profile = {"operations": [("aten::mm", 50, 0.3), ("aten::relu", 7, 0.1)], "seconds": 0.4}
+    profile = Profile((("aten::mm", 50, 0.3), ("aten::relu", 7, 0.1)), seconds=0.4)
     assert operations_table(profile).splitlines() == [
         "operation   calls  time      share",
         "aten::mm    50     300.0 ms  75%",

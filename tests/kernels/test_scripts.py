@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
+from skymagic.jobs.script import ScriptCause, ScriptEnd, script_error, too_many_nodes
 from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
@@ -469,8 +469,8 @@ def end(node: int, status: int | None, **more: object) -> ScriptEnd:
     return ScriptEnd(node, f"host{node}", status, **more)  # type: ignore[arg-type]
 
 
-def cause(text: str, *, follows: bool = False) -> dict[str, object]:
-    return {"text": text, "summary": text, "worker": "", "follows": follows}
+def cause(text: str, *, follows: bool = False) -> ScriptCause:
+    return ScriptCause(text, summary=text, follows=follows)
 
 
 def test_the_node_that_knows_the_cause_is_told_first(golden: Golden) -> None:

@@ -123,16 +123,16 @@ ALONE = InstanceInfo()
 @pytest.mark.parametrize(
     ("asked", "info", "together", "gpu", "expected"),
     [
-        (("auto", 1, "auto"), NODES, True, 0, {"devices": 4, "num_nodes": 2}),
-        (("auto", 1, "auto"), NODE, True, None, {"devices": 4, "num_nodes": 1}),
-        (("auto", 2, "fsdp"), NODES, True, 0, {"devices": 4}),
-        ((4, 1, "ddp"), NODES, True, 0, {"num_nodes": 2}),
-        ((4, 2, "ddp"), NODES, True, 0, {}),
-        ((1, 1, "auto"), NODES, True, 0, {}),
-        (("auto", 1, "auto"), NODES, False, 3, {"devices": [3]}),
-        (("auto", 1, "ddp"), NODES, False, None, {"devices": 1}),
-        ((2, 1, "ddp"), NODES, False, None, {}),
-        (("auto", 1, "auto"), ALONE, True, 0, {"devices": [0]}),
+        (("auto", 1, "auto"), NODES, True, 0, (4, 2)),
+        (("auto", 1, "auto"), NODE, True, None, (4, 1)),
+        (("auto", 2, "fsdp"), NODES, True, 0, (4, 2)),
+        ((4, 1, "ddp"), NODES, True, 0, (4, 2)),
+        ((4, 2, "ddp"), NODES, True, 0, (4, 2)),
+        ((1, 1, "auto"), NODES, True, 0, (1, 1)),
+        (("auto", 1, "auto"), NODES, False, 3, ([3], 1)),
+        (("auto", 1, "ddp"), NODES, False, None, (1, 1)),
+        ((2, 1, "ddp"), NODES, False, None, (2, 1)),
+        (("auto", 1, "auto"), ALONE, True, 0, ([0], 1)),
     ],
 )
 def test_what_is_filled_in(
@@ -140,7 +140,7 @@ def test_what_is_filled_in(
     info: InstanceInfo,
     together: bool,
     gpu: int | None,
-    expected: dict[str, Any],
+    expected: tuple[Any, int],
 ) -> None:
     assert lightning_arguments(*asked, info, together, gpu) == expected
 

@@ -5,14 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, Protocol
 
 from skymagic.data.store.device import DeviceBytes
 
 Buffer = bytes | bytearray | memoryview
 Content = Buffer | DeviceBytes
 """Bytes of a value, in host memory or on a device."""
+
+
+class FileRecord(Protocol):
+    """Record of a stored file."""
+
+    used: float
+    """Monotonic time of the last use in seconds."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file, which ranks use to map it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
 
 
 class Store(ABC):
@@ -26,10 +41,8 @@ class Store(ABC):
 
     def __init__(self, notify: Callable[[str], None] | None) -> None:
         self._notify = notify or (lambda sentence: None)
-        self._files: dict[str, Any] = {}
-        """By key: record with `name`, `nbytes`, and `used`, the monotonic time of its last use in
-        seconds.
-        """
+        self._files: Mapping[str, FileRecord] = {}
+        """By key."""
         self._pins: dict[str, int] = {}
         # Reentrant: the garbage collector may call `unpin` on a thread that holds the lock.
         self._lock = threading.RLock()
@@ -117,7 +130,7 @@ class Store(ABC):
 
     def name(self, key: str) -> str:
         """Return the name of a stored file, which ranks use to map it; the same on every node."""
-        return str(self._files[key].name)
+        return self._files[key].name
 
     def keys(self) -> frozenset[str]:
         """Return the keys of all stored files."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
+from skymagic.data.namespace import Namespace
 from skymagic.plugins._torch import membership
 
 SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
@@ -86,19 +87,18 @@ def complete(wrapper: Any) -> None:
         dist._register_comm_hook(wrapper.reducer, state, hook)
 
 
-def on_own_device(state: dict[str, Any]) -> dict[str, Any]:
+def on_own_device(state: dict[str, object]) -> dict[str, object]:
     """Return a DDP wrapper's state, adapted to the device that its module is on here."""
-    device = next(
-        (parameter.device for parameter in state["_modules"]["module"].parameters()), None
-    )
+    modules: Any = state["_modules"]
+    device = next((parameter.device for parameter in modules["module"].parameters()), None)
     if not state.get("device_ids") or device is None or state["device_ids"] == [device.index]:
         return state
     return {**state, "device_ids": [device.index], "output_device": device.index, "device": device}
 
 
 def with_existing_devices(
-    arguments: tuple[Any, ...], options: dict[str, Any], count: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    arguments: tuple[Any, ...], options: dict[str, object], count: int
+) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments of `DistributedDataParallel` with device numbers that this process has.
 
     accelerate, and through it transformers' Trainer, pass the local rank as the device. If ranks
@@ -111,11 +111,12 @@ def with_existing_devices(
     """
     names = ("module", "device_ids", "output_device")
     by_name = {**dict(zip(names, arguments, strict=False)), **options}
-    device_ids = by_name.get("device_ids")
+    device_ids: Any = by_name.get("device_ids")
     if not device_ids or len(device_ids) != 1:
         return arguments, options
     number = getattr(device_ids[0], "index", device_ids[0])
-    devices = {parameter.device for parameter in by_name["module"].parameters()}
+    module: Any = by_name["module"]
+    devices = {parameter.device for parameter in module.parameters()}
     device = devices.pop() if len(devices) == 1 else None
     if not isinstance(number, int) or number < count or device is None or device.index is None:
         return arguments, options
@@ -126,14 +127,14 @@ def with_existing_devices(
     return (*positional, *arguments[len(names) :]), by_name
 
 
-def namespace_of_rank() -> dict[str, Any]:
+def namespace_of_rank() -> Namespace:
     """Return the rank's variables; empty outside a kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return {} if shell is None else shell.user_ns
 
 
-def variables() -> dict[str, Any]:
+def variables() -> Namespace:
     """Return a copy of the rank's variables."""
     return dict(namespace_of_rank())
 
@@ -146,7 +147,7 @@ def name_of(value: object) -> str:
     )
 
 
-def lost_groups(variables: Mapping[str, Any]) -> list[str]:
+def lost_groups(variables: Namespace) -> list[str]:
     """Report variables that hold groups which could not be formed again."""
     from torch.distributed import ProcessGroup
     from torch.distributed import distributed_c10d as c10d
@@ -235,9 +236,7 @@ def _fsdp2_states() -> list[Any]:
     ]
 
 
-def lost_shards(
-    variables: dict[str, Any], alive: Collection[int], world_size: int | None
-) -> list[str]:
+def lost_shards(variables: Namespace, alive: Collection[int], world_size: int | None) -> list[str]:
     """Return a sentence for each sharded value that cannot be used any more.
 
     Args:

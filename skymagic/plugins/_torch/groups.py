@@ -389,7 +389,7 @@ class Group:
                 self._on_default.add(wrapper)
 
         @wraps(rebuild)
-        def ddp_setstate(wrapper: Any, state: dict[str, Any]) -> None:
+        def ddp_setstate(wrapper: Any, state: dict[str, object]) -> None:
             # The wrapper is a copy, or comes from another rank.
             rebuild(wrapper, carryover.on_own_device(state))
             carryover.complete(wrapper)

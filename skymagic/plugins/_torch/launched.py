@@ -151,15 +151,13 @@ def with_pool_devices(choose: Callable[..., None]) -> Callable[..., None]:
         arguments = bound.arguments
         info, is_full_run = runtime.instance_info(), runtime.everyone()
         arguments["strategy"] = without_launcher(arguments["strategy"], info, is_full_run)
-        arguments.update(
-            lightning_arguments(
-                arguments["devices"],
-                arguments["num_nodes"],
-                arguments["strategy"],
-                info,
-                is_full_run,
-                devices_of_rank.number(),
-            )
+        arguments["devices"], arguments["num_nodes"] = lightning_arguments(
+            arguments["devices"],
+            arguments["num_nodes"],
+            arguments["strategy"],
+            info,
+            is_full_run,
+            devices_of_rank.number(),
         )
         choose(*bound.args, **bound.kwargs)
         is_single_device = type(connector.strategy).__name__ == "SingleDeviceStrategy"
@@ -202,8 +200,8 @@ def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
 
 def lightning_arguments(
     devices: Any, num_nodes: int, strategy: Any, info: InstanceInfo, together: bool, gpu: int | None
-) -> dict[str, Any]:
-    """Return the arguments for Lightning that the program left open.
+) -> tuple[Any, int]:
+    """Return Lightning's `devices` and `num_nodes`, where the program left them open.
 
     Args:
         devices: the program's value; ``"auto"`` is Lightning's default.
@@ -216,13 +214,13 @@ def lightning_arguments(
     """
     has_devices = not (isinstance(devices, str) and devices == AUTO)
     if not together or info.world_size == 1:
-        return {} if has_devices else {"devices": 1 if gpu is None else [gpu]}
-    arguments: dict[str, Any] = {} if has_devices else {"devices": _on_node(info, gpu)}
+        own_device = 1 if gpu is None else [gpu]
+        return devices if has_devices else own_device, num_nodes
     has_strategy = not (isinstance(strategy, str) and strategy == AUTO)
     # A strategy for several ranks on a single node cannot be intended.
     if num_nodes == 1 and (has_strategy or not has_devices):
-        arguments["num_nodes"] = info.total_nodes
-    return arguments
+        num_nodes = info.total_nodes
+    return devices if has_devices else _on_node(info, gpu), num_nodes
 
 
 def _on_node(info: InstanceInfo, gpu: int | None) -> int | list[int]:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skymagic.plan.image import LATEST
 from skymagic.plan.units import duration
@@ -69,11 +70,10 @@ def torch(
         index = WHEELS + ((cuda or DEFAULT_CUDA) if cluster.cuda else "cpu")
         return image.replace(pip=(*image.pip, *packages), pip_indexes=(*image.pip_indexes, index))
 
-    return Plugin(
-        name="torch",
+    return replace(
+        group_plugin("torch", backend, None if timeout is None else duration(timeout)),
         transform=transform,
         preload=PRELOAD,
-        **hooks(backend, None if timeout is None else duration(timeout)),
     )
 
 
@@ -89,8 +89,12 @@ def constraint(text: str | None) -> str:
     return f"=={text}" if re.match(r"\d", text) else text
 
 
-def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
-    """Return the hooks of one rank's process group. Its collectives may take `timeout` seconds."""
+def group_plugin(name: str, backend: str | None, timeout: float | None = None) -> Plugin:
+    """Return a plugin with the hooks of one rank's process group.
+
+    Args:
+        timeout: seconds that its collectives may take; None for torch's default.
+    """
     groups: list[Group] = []
 
     @contextlib.contextmanager
@@ -124,12 +128,13 @@ def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
                 groups.clear()
                 group.leave()
 
-    return {
-        "around_app": around_app,
-        "collectives": lambda: groups[0].collectives() if groups else None,
-        "sequence": lambda: groups[0].sequence() if groups else {},
-        "release": lambda: sum(group.free() for group in groups),
-        "rejoin": lambda info: [note for group in groups for note in group.reform(info)],
-        "settle": lambda: [note for group in groups for note in group.settle()],
-        "joined": lambda: not groups or groups[0].is_formed(),
-    }
+    return Plugin(
+        name=name,
+        around_app=around_app,
+        collectives=lambda: groups[0].collectives() if groups else None,
+        sequence=lambda: groups[0].sequence() if groups else {},
+        release=lambda: sum(group.free() for group in groups),
+        rejoin=lambda info: [note for group in groups for note in group.reform(info)],
+        settle=lambda: [note for group in groups for note in group.settle()],
+        joined=lambda: not groups or groups[0].is_formed(),
+    )
