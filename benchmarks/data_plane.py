@@ -20,6 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from skymagic.wire.typed import plain, read
+from skymagic.wire.values import PackedValue
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -86,7 +89,7 @@ def serve(pipe: Connection, directory: str, rank: int) -> None:
             view = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
             os.close(descriptor)
             namespace.variables["a"] = np.frombuffer(view, "f4")
-        pipe.send_bytes(json.dumps(answer).encode())
+        pipe.send_bytes(json.dumps(plain(answer)).encode())
 
 
 class Bench:
@@ -109,7 +112,8 @@ class Bench:
 
     def gather(self, name: str) -> list[Any]:
         """Values of a name by rank."""
-        return [self.shipper.unpack(refs[name]) for refs in self.ranks.ask("pack", [name])]
+        answers = self.ranks.ask("pack", [name])
+        return [self.shipper.unpack(read(PackedValue, refs[name])) for refs in answers]
 
     def close(self) -> None:
         """Leave nothing."""

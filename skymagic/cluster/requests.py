@@ -72,7 +72,12 @@ class AgentRequests(States):
             )
             if silent := [rank for rank in asked_ranks if rank not in answers]:
                 logger.debug("ranks have not answered: what=%s ranks=%s", query.method, silent)
-            return {rank: query.read(answer) for rank, answer in dict(answers).items()}
+            read: dict[int, T] = {}
+            for rank, answer in dict(answers).items():
+                # a cell may have broken what a rank answers with: that counts as no answer
+                with contextlib.suppress(ValueError):
+                    read[rank] = query.read(answer)
+            return read
 
     def ask_nodes(
         self,

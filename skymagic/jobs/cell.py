@@ -33,7 +33,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.results import Unavailable
 from skymagic.run.state import Limits, Report, RunSpec, end_of
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PROFILE
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
 
 
 @dataclass(frozen=True)
@@ -298,15 +298,12 @@ def _carried_out(
 
 def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
     """Write the profiles of ``--profile``, also for a failed cell, and show where they are."""
-    refs = {
-        rank: (report.ranks[rank].outcome or {}).get("values", {}).pop(PROFILE, {})
-        for rank in spec.profile
-    }
+    refs = {rank: ref for rank in spec.profile if (ref := report.ranks[rank].profile) is not None}
     try:
         found_profiles = {
             rank: profiles.Profile.parse(pool.shipper.unpack(ref))
             for rank, ref in refs.items()
-            if ref and "error" not in ref
+            if not ref.error
         }
         lines = profiles.write_profiles(found_profiles, spec.execution_count, Path.cwd())
     except OSError as problem:  # it must not hide a failure of the cell
@@ -321,7 +318,9 @@ def has_only_losses(report: Report) -> bool:
         rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None
     ]
     succeeded = [
-        rank for rank in report.ranks.values() if (rank.outcome or {}).get("status") == "ok"
+        rank
+        for rank in report.ranks.values()
+        if rank.outcome is not None and rank.outcome.succeeded
     ]
     return (
         bool(succeeded)
@@ -333,7 +332,7 @@ def has_only_losses(report: Report) -> bool:
 def discard(report: Report, pool: Pool) -> None:
     """Release the values that ranks sent back in a run that failed on others."""
     for rank in report.ranks.values():
-        for ref in (rank.outcome or {}).get("values", {}).values():
+        for ref in rank.values.values():
             pool.shipper.discard(ref)
 
 
@@ -350,13 +349,13 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     ]
     undefined: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    values_by_rank = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
+    values_by_rank = [report.ranks[rank].values for rank in spec.ranks]
     pool.shipper.prefetch(ref for values in values_by_rank for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
-        ref = (report.ranks[rank].outcome or {}).get("values", {}).get(name)
-        reason = lost.get(rank, "it was not sent") if ref is None else ref.get("error", "")
-        if not reason:
+        ref = report.ranks[rank].values.get(name)
+        reason = lost.get(rank, "it was not sent") if ref is None else ref.error
+        if ref is not None and not reason:
             try:
                 return pool.shipper.unpack(ref)
             except Exception as problem:
@@ -379,11 +378,9 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values.variables = {
         name: listed for name, listed in gathered.items() if name not in undefined_everywhere
     }
-    first = (
-        (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
-    )
+    first = report.ranks[spec.gather_ranks[0]].values if spec.gather else {}
     values.types = {
-        name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first
+        name: first[name].type.rpartition(".")[2] for name in values.variables if name in first
     }
     names = {*pool.shipper.names()} - {*undefined}
     messages = [f"{rank_words(ranks)}: {reason}" for reason, ranks in refused.items()]
@@ -457,12 +454,6 @@ def showing_end(
 
 def sent_bytes(report: Report) -> int:
     """Return the number of bytes of the values that the ranks have packed."""
-    refs = [
-        ref
-        for rank in report.ranks.values()
-        for ref in (rank.outcome or {}).get("values", {}).values()
-    ]
-    files = {
-        (ref["file"], ref.get("node", 0)): ref.get("nbytes", 0) for ref in refs if ref.get("file")
-    }
+    refs = [ref for rank in report.ranks.values() for ref in rank.values.values()]
+    files = {(ref.file, ref.node): ref.nbytes for ref in refs if ref.file}
     return sum(files.values())

@@ -6,9 +6,8 @@ was copied, all ranks form their group again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from skymagic.errors import CaptureError, PoolError, RequestError
 from skymagic.jobs.failures import failure
@@ -18,6 +17,7 @@ from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.state import Limits, Report
 from skymagic.wire.order import Lend, RunCell
+from skymagic.wire.values import LentNames
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,13 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
                 raise failure(lent, pool, Limits())
         notes = [
             f"{name} stays on rank {source}, because it cannot be sent: {reason}"
-            for name, reason in lent["left"].items()
+            for name, reason in lent.skipped.items()
         ]
-        if lent["wrappers"]:  # after the ranks are released, because recovery reserves all of them
+        if lent.wrappers:  # after the ranks are released, because recovery reserves all of them
             _meet_again(pool)
             notes += pool.take_notes()
-        return Cloned(tuple(lent["names"]), lent["nbytes"], notes)
+        assert lent.value is not None
+        return Cloned(lent.names, lent.value.nbytes, notes)
 
 
 def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
@@ -94,7 +95,7 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
 
 def _copied(
     pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
-) -> Report | Mapping[str, Any]:
+) -> Report | LentNames:
     """Copy the names, and return what the source has lent, or the report of a failed order."""
     from skymagic.data.shipping.packing import orders_for_lent
 
@@ -105,9 +106,11 @@ def _copied(
     )
     if not report.good:
         return report
-    outcome = report.ranks[source].outcome or {}
-    _check_lent(pool, outcome, source)
-    lent: Mapping[str, Any] = outcome["lent"]
+    outcome = report.ranks[source].outcome
+    assert outcome is not None
+    assert outcome.lent is not None
+    lent = outcome.lent
+    _check_lent(pool, lent, source)
     same_node = len({specs[rank][0] for rank in (source, *ranks)}) == 1
     with orders_for_lent(
         shipper.sources, shipper.store, lent, ranks, same_node=same_node
@@ -115,22 +118,23 @@ def _copied(
         report = pool.runs.order(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
     if not report.good:
         return report
-    shipper.cloned(lent["names"], source, ranks)
+    shipper.cloned(lent.names, source, ranks)
     return lent
 
 
-def _check_lent(pool: Pool, outcome: Mapping[str, Any], source: int) -> None:
-    if missing := outcome.get("missing"):
+def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
+    if lent.missing:
         names = pool.shipper.bindings.names(source)
         raise RequestError(
-            [f"rank {source} has no {name}{did_you_mean(name, names)}" for name in missing],
+            [f"rank {source} has no {name}{did_you_mean(name, names)}" for name in lent.missing],
             code="no-name",
             rank=source,
-            names=missing,
+            names=lent.missing,
         )
-    if refused := outcome.get("refused"):
+    if lent.refused:
         reasons = [
-            f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()
+            f"{name} cannot travel from rank {source}: {reason}"
+            for name, reason in lent.refused.items()
         ]
         raise CaptureError("; ".join(reasons))
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from skymagic.pool import Pool, messages
 from skymagic.pool.status import State
 from skymagic.run.results import RankFailure, error_of
 from skymagic.run.state import Limits, Report
+from skymagic.wire.outcome import Failure
 from skymagic.wire.processes import describe
 
 NO_GROUP = (
@@ -153,7 +154,6 @@ def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
     failures_by_rank = []
     for number, rank in sorted(report.ranks.items()):
         host = pool.agents.ranks[number].hostname
-        outcome = rank.outcome or {}
         if rank.died is not None and not rank.killed:
             status, tail = rank.died.status, rank.died.tail
             death, tail = (tail, "") if status is None else (describe(rank.died), tail)
@@ -164,29 +164,28 @@ def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
             failures_by_rank.append(
                 RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True)
             )
-        elif rank.failed:
+        elif (failure := rank.failure) is not None:
             failures_by_rank.append(
                 RankFailure(
                     number,
                     host,
-                    outcome["ename"],
-                    outcome["evalue"],
-                    tuple(outcome["traceback"]),
-                    exception_of(outcome, pool),
-                    freed=bool(outcome.get("freed"))
-                    or (rank.stopped and bool(outcome.get("interrupted"))),
+                    failure.ename,
+                    failure.evalue,
+                    failure.traceback,
+                    exception_of(failure, pool),
+                    freed=failure.freed or (rank.stopped and rank.interrupted),
                 )
             )
     return failures_by_rank
 
 
-def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None:
+def exception_of(failure: Failure, pool: Pool) -> BaseException | None:
     """Return the exception that a rank raised, or None if it cannot be rebuilt here."""
-    ref = outcome.get("exception") or {}
-    if "error" in ref or not ref:
+    packed = failure.exception
+    if packed is None or packed.error:
         return None
     try:
-        problem = pool.shipper.unpack(ref)
+        problem = pool.shipper.unpack(packed)
     except Exception:
         return None
     return problem if isinstance(problem, BaseException) else None
@@ -249,7 +248,7 @@ def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
 
     The cell's text did not show that it needs the name.
     """
-    names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
+    names = {rank.failure.missing for rank in report.ranks.values() if rank.failure is not None}
     space = pool.shipper.namespace
     available = sorted(
         name for name in names if name in space and not is_interactive_name(name, space[name])
@@ -270,11 +269,11 @@ def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
     except OSError:  # the folder was deleted
         return []
     for number, rank in sorted(report.ranks.items()):
-        missing = (rank.outcome or {}).get("missing_files")
-        if not missing:
+        missing = rank.failure.missing_files if rank.failure is not None else None
+        if missing is None:
             continue
-        folder = Path(missing["folder"])
-        local_file = next((path for path in missing["paths"] if _exists(cwd / path)), "")
+        folder = Path(missing.folder)
+        local_file = next((path for path in missing.paths if _exists(cwd / path)), "")
         if not local_file:
             continue
         if pool.plan.remote:
@@ -285,7 +284,7 @@ def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
                 else "in the notebook's folder"
             )
             folder_text, target = (
-                _from_home(path, missing["home"]) for path in (folder, folder / local_file)
+                _from_home(path, missing.home) for path in (folder, folder / local_file)
             )
             return [
                 f"{local_file} is {origin}, and rank {number} works in {folder_text} on {host}: "

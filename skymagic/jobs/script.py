@@ -351,26 +351,26 @@ def _carried_out(
 
 def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
     """Return the result of the script on a rank's node."""
-    outcome = ran.outcome or {}
     end = ScriptEnd(
         node=pool.plan.topology.node_of(rank),
         hostname=pool.agents.ranks[rank].hostname,
         status=None,
-        stopped=ran.stopped and bool(outcome.get("interrupted") or ran.died),
+        stopped=ran.stopped and bool(ran.interrupted or ran.died),
     )
     if ran.died is not None:
         tail = ran.died.tail
         return replace(end, tail=tail, message=tail, problem="the rank that started it died")
     result: object = None
-    ref = outcome.get("values", {}).get(LAST_VALUE)
-    if ref is not None and "error" not in ref:
+    ref, failure = ran.values.get(LAST_VALUE), ran.failure
+    problem = failures.exception_of(failure, pool) if failure is not None else None
+    if ref is not None and not ref.error:
         result = pool.shipper.unpack(ref)
-    elif (problem := failures.exception_of(outcome, pool)) is not None and problem.args:
+    elif problem is not None and problem.args:
         result = problem.args[0]
     if result and isinstance(result, dict):
         return end.with_result(result)
-    if ran.failed and not ran.stopped:
-        return replace(end, problem=f"{outcome['ename']}: {outcome['evalue']}")
+    if failure is not None and not ran.stopped:
+        return replace(end, problem=f"{failure.ename}: {failure.evalue}")
     return end
 
 

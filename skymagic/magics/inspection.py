@@ -164,6 +164,7 @@ def _send(pool: Pool, rank: int, command: str) -> bool:
                 report = pool.runs.order((rank,), order, screen)
             if not report.good:
                 pool.recovery.begin_after(report)
-        return bool((report.ranks[rank].outcome or {}).get("kept"))
+        outcome = report.ranks[rank].outcome
+        return outcome is not None and outcome.inspectable
     finally:
         screen.finish()

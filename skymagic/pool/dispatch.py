@@ -34,8 +34,8 @@ from skymagic.run.submission import (
     Submission,
 )
 from skymagic.wire import agent as wire
-from skymagic.wire import queries
 from skymagic.wire.order import Order
+from skymagic.wire.outcome import RECALL, Failure, Outcome
 from skymagic.wire.output import OutputComplete
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def _not_kept(rank: int, seq: int) -> None:
     """Do not record the display progress of an order that is not a run."""
 
 
-UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
+UNSENT = Outcome(failure=Failure("CellNotSent", _NOT_SENT, (_NOT_SENT,)))
 
 
 @dataclass(eq=False, repr=False)
@@ -243,16 +243,18 @@ class Following:
             The ranks that have ended.
         """
         run, finished = self._submission, set[int]()
-        for rank, recalled in self._agents.ask(ranks, queries.RECALL, timeout).items():
-            number = recalled["order"]["run"] if recalled and recalled["order"] else 0
-            if recalled is None or number > run.number or (number and recalled["outcome"] is None):
+        for rank, recalled in self._agents.ask(ranks, RECALL, timeout).items():
+            if recalled is None:
+                continue  # the rank does not answer
+            number, outcome = recalled.run, recalled.outcome
+            if number > run.number or (number and outcome is None):
                 continue  # the rank is still executing
             if number < run.number:
                 if not unsent:
                     continue
                 run.put(OutputArrived(OutputComplete(rank)))
-            outcome = recalled["outcome"] if number == run.number else UNSENT
-            run.put(RankFinished(rank, outcome))
+            sent = number == run.number and outcome is not None
+            run.put(RankFinished(rank, outcome if sent and outcome is not None else UNSENT))
             finished.add(rank)
         return finished
 

@@ -192,8 +192,7 @@ def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:
     """
     ranks_by_name: dict[str, list[int]] = {}
     for number, rank in sorted(report.ranks.items()):
-        outcome = rank.outcome or {}
-        name = outcome.get("missing")
+        name = rank.failure.missing if rank.failure is not None else ""
         if name and name not in bindings.names(number):
             ranks_by_name.setdefault(name, []).append(number)
     return [

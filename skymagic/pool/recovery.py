@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from skymagic.cluster import Node
 from skymagic.display.screen import Screen, print_note
@@ -41,6 +40,7 @@ from skymagic.run.submission import Submission
 from skymagic.wire.order import Rejoin
 from skymagic.wire.processes import describe
 from skymagic.wire.threads import failures, run_all
+from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Recovery:
     _problem: Exception | None = None
     generation: int = 0
     """Number of the latest process group."""
-    _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    _infos: Mapping[int, JsonObject] = field(default_factory=dict)
     """New `InstanceInfo` values of live ranks, which they get when they join the next group."""
 
     def begin(self, dead: Iterable[int], *, form: bool = True) -> None:
@@ -128,10 +128,10 @@ class Recovery:
         dead = [
             number
             for number, rank in report.ranks.items()
-            if rank.died is not None or (rank.outcome or {}).get("gpu_lost")
+            if rank.died is not None or (rank.outcome is not None and rank.outcome.gpu_lost)
         ]
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
-        has_left_group = not all(outcome.get("joined", True) for outcome in outcomes)
+        has_left_group = not all(outcome.joined for outcome in outcomes)
         is_broken = bool(dead) or has_left_group or report.freed or report.out_of_step
         must_settle = not report.good and any(
             plugin.settle is not None for plugin in self._status.plugins
@@ -384,9 +384,8 @@ class Recovery:
         if not alive:
             return None
         # ranks that are being replaced join the group too, as part of their start
-        infos = {str(rank): info for rank, info in self._infos.items()}
         everyone = tuple(range(self._status.world_size))
-        order = Rejoin(ranks=everyone, generation=self.generation, form=form, infos=infos)
+        order = Rejoin(ranks=everyone, generation=self.generation, form=form, infos=self._infos)
         limits = Limits(
             timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True
         )
@@ -407,7 +406,7 @@ class Recovery:
             "process groups are formed: pool=%s generation=%s", self._status.name, self.generation
         )
         for rank in report.ranks.values():
-            for note in (rank.outcome or {}).get("notes", ()):
+            for note in rank.outcome.notes if rank.outcome is not None else ():
                 self._status.note(note)
         return None
 
@@ -426,16 +425,16 @@ def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     causes = {rank: why for rank, why in hung.items() if rank not in report.ranks}
     suspects = {}
     for number, rank in report.ranks.items():
-        outcome = rank.outcome or {}
+        failure = rank.failure
         if rank.died is not None:
             reason = (
                 f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
             )
             causes[number] = hung.get(number, reason)
-        elif rank.failed and not outcome["freed"]:
-            problem = f"{outcome['ename']}: {outcome['evalue']}"
-            if not may_be_connection_error(outcome["ename"]):
+        elif failure is not None and not failure.freed:
+            problem = f"{failure.ename}: {failure.evalue}"
+            if not may_be_connection_error(failure.ename):
                 causes[number] = problem
-            elif not is_connection_error(outcome["ename"], outcome["evalue"]):
+            elif not is_connection_error(failure.ename, failure.evalue):
                 suspects[number] = problem
     return causes or suspects

@@ -27,6 +27,7 @@ from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.runtime.on_import import IPYPARALLEL, import_without
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
+from skymagic.wire.typed import JsonObject
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -292,7 +293,7 @@ class PoolResources:
             self.agents.signal(self.engine.unbound(ranks), signal.SIGKILL)
             raise
 
-    def reshape(self) -> dict[int, Mapping[str, Any]]:
+    def reshape(self) -> dict[int, JsonObject]:
         """End the ranks that the pool's plan no longer has; new ranks are not started yet.
 
         Returns:

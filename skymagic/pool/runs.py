@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
@@ -34,8 +34,9 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
-from skymagic.wire import debug_log, queries
+from skymagic.wire import debug_log
 from skymagic.wire.order import Order, RunCell
+from skymagic.wire.outcome import RECALL, Recollection
 from skymagic.wire.session.frames import REPLACED
 
 if TYPE_CHECKING:
@@ -348,15 +349,20 @@ class PoolRuns:
         )
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
-            outcome = rank.outcome or {}
-            if outcome.get("bound"):
-                completed = outcome["status"] == "ok"
+            outcome = rank.outcome
+            if outcome is None or (changes := outcome.changes) is None:
+                continue
+            if outcome.bound:
                 shipper.bound(
-                    manifest, number, outcome["rebound"], outcome["deleted"], completed=completed
+                    manifest,
+                    number,
+                    changes.rebound,
+                    changes.deleted,
+                    completed=outcome.succeeded,
                 )
-            shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
-            if "reads" in outcome:
-                shipper.reads(number, **outcome["reads"])
+            shipper.gone(number, changes.unlinked, changes.lost)
+            if changes.reads is not None:
+                shipper.reads(number, changes.reads.digest, changes.reads.names)
         return report
 
     def _metrics(self, spec: RunSpec) -> Metrics:
@@ -461,7 +467,8 @@ class Attaching:
         try:
             dead = self._resources.attach(met_nodes, connect, key.port)
             agents = self._resources.agents
-            kept = agents.ask(range(self._status.world_size), queries.RECALL, RECALL_TIMEOUT)
+            answers = agents.ask(range(self._status.world_size), RECALL, RECALL_TIMEOUT)
+            kept = {rank: recalled or Recollection() for rank, recalled in answers.items()}
             if refusals := [
                 reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
             ]:
@@ -486,8 +493,12 @@ class Attaching:
         ]
         for text in interrupted_runs(kept, {item.run for item in unfinished}):
             self._status.note(text)
-        self._runs.numbers = itertools.count(1 + max(map(_number, kept.values()), default=0))
-        self._recovery.generation = max((item["generation"] for item in kept.values()), default=0)
+        self._runs.numbers = itertools.count(
+            1 + max((recalled.run for recalled in kept.values()), default=0)
+        )
+        self._recovery.generation = max(
+            (recalled.generation for recalled in kept.values()), default=0
+        )
         # these runs report their ranks' deaths themselves
         followed = {rank for item in unfinished for rank in item.spec.ranks}
         if dead_ranks := sorted({*dead} - followed - gone):
@@ -503,29 +514,27 @@ class Attaching:
         return 0 in gone and not any(REPLACED in reason for reason in gone.values())
 
 
-def unfinished_runs(states: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun]:
+def unfinished_runs(kept: Mapping[int, Recollection]) -> list[UnfinishedRun]:
     """Return the last runs of these ranks, the oldest first; pure.
 
     Args:
-        kept: rank → the ``order`` and ``outcome`` of its last run.
+        kept: rank → what it remembers.
     """
     orders = {
-        _number(recalled): recalled["order"] for recalled in states.values() if recalled["order"]
+        recalled.run: recalled.order for recalled in kept.values() if recalled.order is not None
     }
     runs = []
     for run, order in sorted(orders.items()):
-        if any(_number(states[rank]) > run for rank in order["ranks"] if rank in states):
+        if any(kept[rank].run > run for rank in order.ranks if rank in kept):
             continue  # one of its ranks has begun another run, so its user has seen its end
-        outcomes = [recalled["outcome"] for recalled in states.values() if _number(recalled) == run]
+        outcomes = [recalled.outcome for recalled in kept.values() if recalled.run == run]
         runs.append(
             UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes))
         )
     return runs
 
 
-def interrupted_runs(
-    states: Mapping[int, Mapping[str, Any]], followed: Collection[int]
-) -> list[str]:
+def interrupted_runs(kept: Mapping[int, Recollection], followed: Collection[int]) -> list[str]:
     """Return a line for each of the ranks' last runs that was interrupted: cell, time, and place.
 
     Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
@@ -535,51 +544,48 @@ def interrupted_runs(
         kept: as in `unfinished_runs`.
         followed: runs that report their end themselves.
     """
-    ranks: dict[int, list[int]] = {}
-    for rank, recalled in sorted(states.items()):
-        if recalled["order"] and (recalled["outcome"] or {}).get("interrupted"):
-            ranks.setdefault(_number(recalled), []).append(rank)
-    return [
-        _interrupted(
-            states[run_ranks[0]], run_ranks, {rank: states[rank]["outcome"] for rank in run_ranks}
-        )
-        for run, run_ranks in sorted(ranks.items())
-        if run not in followed
-    ]
+    by_run: dict[int, dict[int, Recollection]] = {}
+    for rank, recalled in sorted(kept.items()):
+        if recalled.outcome is not None and recalled.outcome.interrupted:
+            by_run.setdefault(recalled.run, {})[rank] = recalled
+    return [_interrupted(by_rank) for run, by_rank in sorted(by_run.items()) if run not in followed]
 
 
-def _interrupted(
-    state: Mapping[str, Any], ranks: list[int], outcomes: Mapping[int, Mapping[str, Any]]
-) -> str:
-    order = state["order"]
-    ended = time.strftime("%H:%M:%S", time.localtime(state.get("ended_at", 0.0)))
-    step = f", after step {state['step']:g}" if state.get("step") is not None else ""
-    position = places({rank: outcome.get("stopped_at") or () for rank, outcome in outcomes.items()})
-    names = [name for name in (order["output"], *order["gather"]) if name]
+def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
+    """Describe an interrupted run, as its ranks remember it."""
+    first = next(iter(by_rank.values()))
+    order = first.order
+    assert order is not None
+    ended = time.strftime("%H:%M:%S", time.localtime(first.ended_at))
+    step = f", after step {first.step:g}" if first.step is not None else ""
+    position = places(
+        {
+            rank: recalled.outcome.stopped_at
+            for rank, recalled in by_rank.items()
+            if recalled.outcome is not None
+        }
+    )
+    names = [name for name in (order.output, *order.gather) if name]
     unset = f": {', '.join(names)} {verb_form(len(names), 'was', 'were')} not set" if names else ""
     location = f" ({position})" if position else ""
     return (
-        f"cell {order['execution_count']} on {rank_words(ranks)} was interrupted at "
+        f"cell {order.execution_count} on {rank_words(list(by_rank))} was interrupted at "
         f"{ended}{step}{location}{unset}"
     )
 
 
-def _number(state: Mapping[str, Any]) -> int:
-    return int(state["order"]["run"]) if state["order"] else 0
-
-
-def _spec_of(order: Mapping[str, Any]) -> RunSpec:
+def _spec_of(order: RunCell) -> RunSpec:
     """Rebuild a run's spec from what a rank remembers; the cell's text is not part of it."""
     return RunSpec(
         source="",
         source_without_magics="",
-        ranks=tuple(order["ranks"]),
-        visible_ranks=tuple(order["visible_ranks"]),
-        value_ranks=tuple(order["value_ranks"]),
-        gather=tuple(order["gather"]),
-        gather_ranks=tuple(order["gather_ranks"]),
-        execution_count=order["execution_count"],
-        job=order["job"],
-        output=order["output"],
-        head=order["head"],
+        ranks=order.ranks,
+        visible_ranks=order.visible_ranks,
+        value_ranks=order.value_ranks,
+        gather=order.gather,
+        gather_ranks=order.gather_ranks,
+        execution_count=order.execution_count,
+        job=order.job,
+        output=order.output,
+        head=order.head,
     )

@@ -24,8 +24,9 @@ from skymagic.plan.units import rank_words
 from skymagic.run.submission import OutputArrived, RankFinished, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order, encode
+from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.output import OutputComplete
-from skymagic.wire.typed import JsonObject
+from skymagic.wire.typed import JsonObject, read
 
 logger = logging.getLogger(__name__)
 
@@ -331,8 +332,13 @@ def _on_reply(submission: Submission, rank: int, future: Any) -> None:
     ):
         return  # its process or its node is gone, and the agents report that in more detail
     reply = None if problem is not None else future.result()
-    outcome = getattr(reply, "_content", {}).get("sky")
-    if outcome is None:  # the rank did not execute the order, so no outcome will follow
+    content = getattr(reply, "_content", {}).get("sky")
+    if content is None:  # the rank did not execute the order, so no outcome will follow
         text = f"{problem or reply}"
-        outcome = {"status": "error", "ename": "RankFailed", "evalue": text, "traceback": [text]}
+        outcome = Outcome(failure=Failure("RankFailed", text, (text,)))
+    else:
+        try:
+            outcome = read(Outcome, content)
+        except ValueError as problem:  # the run must not wait for a rank that has replied
+            outcome = Outcome(failure=Failure("RankFailed", f"{problem}"))
     submission.put(RankFinished(rank, outcome))

@@ -187,7 +187,7 @@ class RunLoop:
         ranks = self.report.ranks.values()
         if self.report.interrupted and not any(rank.failed for rank in ranks):
             self.report.interrupted = False  # all ranks succeeded in spite of the interrupt
-            if not any(rank.outcome and rank.outcome.get("interrupted") for rank in ranks):
+            if not any(rank.interrupted for rank in ranks):
                 # the interrupt came too late on all ranks; otherwise the cell has handled it
                 self._submission.stop_was_late()
         return self.report
@@ -256,13 +256,14 @@ class RunLoop:
             case RankDeath() if rank.outcome is None:
                 rank.died, rank.died_at = event.exited, time.monotonic()
         if rank.failed and self.report.unfinished():
-            outcome = rank.outcome or {}
-            is_consequence = is_connection_error(
-                str(outcome.get("ename")), str(outcome.get("evalue"))
+            failure = rank.failure
+            is_consequence = failure is not None and is_connection_error(
+                failure.ename, failure.evalue
             )
             default = ROOT_CAUSE_TIME if is_consequence else OTHERS_FAIL_TIME
             # A closed connection is only a consequence: wait for the root cause, to report that.
-            stop_at = time.monotonic() + (outcome.get("cause_timeout") or default)
+            patience = failure.cause_timeout if failure is not None else 0.0
+            stop_at = time.monotonic() + (patience or default)
             previous = self._due[RunLoop._stop_others]
             if not self._stopping:
                 logger.info(

@@ -12,7 +12,9 @@ from skymagic.plan.requests import Defaults
 from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
+from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.queries import Stack, StackFrame
+from skymagic.wire.values import PackedValue
 
 DEAD_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last output of a rank that has died."""
@@ -97,7 +99,7 @@ class Limits:
 class RankRun:
     """State of one rank in a run."""
 
-    outcome: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
     ended: bool = False
     """True if the rank's output is complete."""
     died: wire.RankExited | None = None
@@ -139,14 +141,32 @@ class RankRun:
     @property
     def stopped_at(self) -> Sequence[StackFrame]:
         """Frames of the rank at the interrupt, as in `waited_at`; empty if unknown."""
-        return self.waited_at or (self.outcome or {}).get("stopped_at") or ()
+        return self.waited_at or (self.outcome.stopped_at if self.outcome is not None else ())
 
     @property
     def failed(self) -> bool:
         """True if the rank died, or its cell failed."""
-        return self.died is not None or (
-            self.outcome is not None and self.outcome["status"] != "ok"
-        )
+        return self.died is not None or self.failure is not None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Error that ended the rank's cell; None also for a rank that died."""
+        return self.outcome.failure if self.outcome is not None else None
+
+    @property
+    def interrupted(self) -> bool:
+        """True if an interrupt reached the rank's cell, or ended it."""
+        return self.outcome is not None and self.outcome.interrupted
+
+    @property
+    def profile(self) -> PackedValue | None:
+        """Profile of the rank's cell."""
+        return self.outcome.profile if self.outcome is not None else None
+
+    @property
+    def values(self) -> Mapping[str, PackedValue]:
+        """Values that the rank has sent back, by name."""
+        return self.outcome.values if self.outcome is not None else {}
 
 
 @dataclass
@@ -202,13 +222,13 @@ class Report:
         which a cell may have caught.
         """
         # a cell may have caught the interrupt, so a good run counts too if it was interrupted
-        if self.good and not any(
-            (rank.outcome or {}).get("interrupted") for rank in self.ranks.values()
-        ):
+        if self.good and not any(rank.interrupted for rank in self.ranks.values()):
             return False
         counts_by_group: dict[str, set[int]] = {}
         for rank in self.ranks.values():
-            for group, begun_count in ((rank.outcome or {}).get("collectives") or {}).items():
+            if rank.outcome is None:
+                continue
+            for group, begun_count in rank.outcome.collectives.items():
                 counts_by_group.setdefault(group, set()).add(begun_count)
         return any(len(counts) > 1 for counts in counts_by_group.values())
 
@@ -305,8 +325,8 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
 
     def by_itself(rank: RankRun) -> bool:
         # an interrupt may reach a rank whose own error is already on its way here
-        outcome = rank.outcome or {}
-        ended_for = rank.died is not None or outcome.get("interrupted") or outcome.get("freed")
+        is_freed = rank.outcome is not None and rank.outcome.freed
+        ended_for = rank.died is not None or rank.interrupted or is_freed
         return rank.failed and not (rank.stopped and ended_for)
 
     return tuple(number for number, rank in report.ranks.items() if by_itself(rank))

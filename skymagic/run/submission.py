@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from skymagic.run.metrics import Metrics
 from skymagic.wire.agent import RankExited
+from skymagic.wire.outcome import Outcome
 from skymagic.wire.output import Output, OutputDisplay, OutputText
 
 JOINED_CHARS = 64 << 10
@@ -33,7 +34,7 @@ class RankFinished:
     """A rank has replied, and its cell is over."""
 
     rank: int
-    outcome: Mapping[str, Any]
+    outcome: Outcome
 
 
 @dataclass(frozen=True)

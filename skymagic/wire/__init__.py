@@ -14,6 +14,8 @@ debug_entries  entries of debug logs: find, read, merge by time; messages for re
 metrics      numbers that ranks report, packed
 streams      standard output and error of a rank in one pipe
 order        requests from the notebook to its ranks, at the top of a run's code
+outcome      what a rank replies to an order, and what it remembers of its last run
+values       values on the wire: where the parts of a pickle are, and what rebuilding it needs
 processes    modules that one process starts in another, signals, boot ids, exit statuses
 record       what an agent records about itself for logins on its node
 atomic       files that are replaced atomically

@@ -6,7 +6,7 @@
        │  execute_request                       │
        │  #%sky ["RunCell",{…}]⏎ source  ─────▶ │  binds variables, runs source, packs values
        │                                        │  (output: through the agent, `wire.agent`)
-       │ ◀─────  execute_reply, content["sky"]  │  the outcome, as plain values
+       │ ◀─────  execute_reply, content["sky"]  │  `wire.outcome.Outcome`, as plain values
 
 To IPython the first line is a comment.
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from skymagic.wire.codec import Codec
+from skymagic.wire.typed import JsonObject
 
 PREFIX = "#%sky "
 FUNCTION_NAME = "_sky_call"
@@ -28,8 +28,6 @@ LAST_VALUE = "the value of the last expression"
 ON_GPU = "on its GPU"
 """Answer of a rank asked to leave its cell while work runs on its GPU: it leaves once that is done.
 """
-PROFILE = "the profile of the cell"
-"""Key of the profile among the values that a rank sends."""
 NOT_DEFINED = "is not defined"
 """Reason for a missing value if the rank has no such variable."""
 
@@ -54,7 +52,7 @@ class RunCell(_Order):
     execution_count: int
     compiler_flags: int = 0
     """Flags of ``__future__`` imports in the notebook's cells."""
-    manifest: Mapping[str, Any]
+    manifest: JsonObject = field(default_factory=dict)
     """Variables to bind before the cell and to drop after it."""
     gather: tuple[str, ...] = ()
     """Variables to return from `gather_ranks`."""
@@ -94,7 +92,7 @@ class Rejoin(_Order):
     generation: int
     form: bool = True
     """True to form process groups again."""
-    infos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    infos: Mapping[int, JsonObject] = field(default_factory=dict)
     """Rank → its new ``InstanceInfo.plain()``, for ranks whose info changes."""
 
 

@@ -117,5 +117,3 @@ VARIABLES: Query[dict[str, dict[str, str]] | None] = Query(
 INSTALLED: Query[InstalledPackages | None] = Query("installed", InstalledPackages | None)
 RESCAN: Query[tuple[str, ...] | None] = Query("rescan", tuple[str, ...] | None)
 """Makes new packages importable; the answer names the modules that were imported before."""
-RECALL: Query[Any] = Query("recall", Any)
-"""What a rank remembers of its last runs."""

@@ -114,10 +114,10 @@ def _union_reader(kinds: tuple[Any, ...]) -> Reader:
     if len(others) == 1:
         inner = reader(others[0])
         return lambda value: None if value is None else inner(value)
-    scalars = tuple(kinds)
+    accepted = tuple(get_origin(kind) or kind for kind in kinds)
 
     def scalar(value: Any) -> Any:
-        if not isinstance(value, scalars):
+        if not isinstance(value, accepted):
             raise TypeError(f"{value!r:.80} is none of {kinds}")
         return value
 

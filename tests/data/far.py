@@ -19,6 +19,9 @@ from skymagic.data.capture.assignments import Assignments
 from skymagic.data.shipping.shipper import Manifest, Shipper
 from skymagic.data.store.base import Store
 from skymagic.data.store.store import NodeStore, create, remove
+from skymagic.wire.outcome import NameChanges
+from skymagic.wire.typed import plain, read
+from skymagic.wire.values import PackedValue
 
 
 class Far:
@@ -65,9 +68,9 @@ class Far:
         """Value of an expression that JSON can hold."""
         return self.ask("eval", expression)
 
-    def pack(self, *names: str) -> dict[str, Any]:
+    def pack(self, *names: str) -> dict[str, PackedValue]:
         """References to values of names."""
-        return dict(self.ask("pack", names))
+        return {name: read(PackedValue, ref) for name, ref in self.ask("pack", names).items()}
 
     def close(self) -> None:
         """End the process."""
@@ -159,11 +162,13 @@ class Notebook:
                 far.run(source)
             except FarError as raised:  # the other ranks run it too
                 failed = raised
-            changes = far.ask("changes", None)
-            names = {key: changes[key] for key in ("rebound", "deleted")}
-            self.shipper.bound(manifest, far.rank, **names, completed=failed is None)
-            self.shipper.gone(far.rank, changes["unlinked"], changes["lost"])
-            self.shipper.reads(far.rank, **changes["reads"])
+            changes = read(NameChanges, far.ask("changes", None))
+            assert changes.reads is not None
+            self.shipper.bound(
+                manifest, far.rank, changes.rebound, changes.deleted, completed=failed is None
+            )
+            self.shipper.gone(far.rank, changes.unlinked, changes.lost)
+            self.shipper.reads(far.rank, changes.reads.digest, changes.reads.names)
             problem = problem or failed
         if problem is not None:
             raise problem
@@ -176,7 +181,7 @@ class Notebook:
     def fetch(self, name: str, rank: int = 0) -> Any:
         """A rank's value of a name."""
         ref = self.ranks[rank].pack(name)[name]
-        assert "error" not in ref, ref
+        assert not ref.error, ref
         return self.shipper.unpack(ref)
 
     def pull(self, name: str) -> None:
@@ -278,10 +283,10 @@ def serve(directory: str, rank: int, node: int) -> None:
                 value = eval(argument, namespace.variables)
             elif verb == "pack":
                 value = namespace.pack({name: namespace.variables[name] for name in argument})
-            answer = {"value": value}
+            answer = {"value": plain(value)}
         except Exception as problem:
-            plain = {key: each for key, each in vars(problem).items() if isinstance(each, str)}
-            answer = {"error": f"{type(problem).__name__}: {problem}", "attributes": plain}
+            attributes = {key: text for key, text in vars(problem).items() if isinstance(text, str)}
+            answer = {"error": f"{type(problem).__name__}: {problem}", "attributes": attributes}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

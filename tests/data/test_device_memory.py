@@ -18,6 +18,7 @@ from skymagic.data.store.store import NodeStore, digest  # noqa: E402
 from skymagic.data.values import pickling, shards  # noqa: E402
 from skymagic.data.values.contents import contents_hash  # noqa: E402
 from skymagic.data.values.forms import form_for  # noqa: E402
+from skymagic.wire.values import PackedValue  # noqa: E402
 from tests.data.far import Notebook  # noqa: E402
 from tests.lab.device_memory import DeviceMemory, device_memory  # noqa: E402
 
@@ -39,7 +40,7 @@ def travelled(value: Any, store: NodeStore) -> Any:
     name, locations = write_parts([*pickled.pieces, *pickled.buffers], store.give)
     count = len(pickled.pieces)
     view = store.take(name) if name is not None else memoryview(b"")
-    parts = {"header": locations[:count], "buffers": locations[count:]}
+    parts = PackedValue(tuple(locations[:count]), tuple(locations[count:]))
     header, buffers = read_parts(parts, lambda number: view)
     return pickling.loads(header, buffers, {})
 

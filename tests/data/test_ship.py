@@ -601,9 +601,9 @@ def test_results_by_name_and_their_errors(notebook: Notebook) -> None:
         f"import threading\nok = list(range(10))\nbad = threading.Lock()\nlarge = 'x' * {BIG}"
     )
     refs = notebook.ranks[1].pack("ok", "bad", "large")
-    assert refs["bad"]["type"] == "thread.lock"
-    assert "cannot pickle" in refs["bad"]["error"]
-    assert refs["ok"]["file"] is None
+    assert refs["bad"].type == "thread.lock"
+    assert "cannot pickle" in refs["bad"].error
+    assert refs["ok"].file is None
     assert notebook.shipper.unpack(refs["ok"]) == list(range(10))
     assert notebook.shipper.unpack(refs["large"]) == "x" * BIG
 

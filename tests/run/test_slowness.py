@@ -16,6 +16,7 @@ from skymagic.run.stall import LAST_SAMPLES, Stall, apart_words, deserted_words
 from skymagic.run.state import RankRun, Report, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
+from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.queries import Stack, StackFrame
 from tests.lab.golden import Golden
 from tests.lab.notebook import Shown
@@ -362,18 +363,18 @@ def test_a_rank_that_waits_for_one_that_has_ended_is_in_the_line(shared_pools: P
         notebook.finish(shown)
 
 
-def outcome(**said: object) -> dict[str, object]:
-    return {"status": "error", "ename": "ValueError", "evalue": "", "traceback": (), **said}
+def failed(*, interrupted: bool = False, freed: bool = False) -> Outcome:
+    return Outcome(failure=Failure("ValueError", "", freed=freed), interrupted=interrupted)
 
 
 def test_ranks_that_failed_by_themselves_are_told_from_those_that_were_stopped() -> None:
     ranks = {
-        0: RankRun(outcome=outcome()),
+        0: RankRun(outcome=failed()),
         1: RankRun(
-            outcome=outcome(), stopped=True
+            outcome=failed(), stopped=True
         ),  # its own error was on its way when it was interrupted
-        2: RankRun(outcome=outcome(interrupted=True), stopped=True),
-        3: RankRun(outcome=outcome(freed=True), stopped=True),
-        4: RankRun(outcome={"status": "ok"}),
+        2: RankRun(outcome=failed(interrupted=True), stopped=True),
+        3: RankRun(outcome=failed(freed=True), stopped=True),
+        4: RankRun(outcome=Outcome()),
     }
     assert failed_ranks(Report(ranks)) == (0, 1)

@@ -14,6 +14,7 @@ from skymagic.run.submission import (
     Submission,
 )
 from skymagic.wire.agent import RankExited
+from skymagic.wire.outcome import Outcome
 from skymagic.wire.output import OutputDisplay, OutputMetrics, OutputText
 
 
@@ -49,7 +50,7 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     shown(submission, 0, "a warning\n", 4, "stderr")
     shown(submission, 1, "step 1\n", 1)
     shown(submission, 0, "step 4\n", 5)
-    submission.put(RankFinished(0, {"status": "ok"}))
+    submission.put(RankFinished(0, Outcome()))
     shown(submission, 0, "after it\n", 6)
     assert read(submission) == [
         (0, "step 1\nstep 2\nstep 3\n", 3), (0, "a warning\n", 4), (1, "step 1\n", 1), (0, "step 4\n", 5),

@@ -28,9 +28,18 @@ class Shape:
     row: tuple[int, str] = (0, "")
     anything: Any = None
     limit: str | None = None
+    parts: tuple[str | list[int], ...] = ()
 
 
-SHAPE = Shape((Point(1.5, "a"), Point(2)), {3: Point(0.0)}, Point(4.0), (7, "b"), {"c": [1]}, "d")
+SHAPE = Shape(
+    (Point(1.5, "a"), Point(2)),
+    {3: Point(0.0)},
+    Point(4.0),
+    (7, "b"),
+    {"c": [1]},
+    "d",
+    ("inline", [0, 64]),
+)
 
 
 @pytest.mark.parametrize("convert", [plain, lambda shape: shape], ids=["plain", "encoder"])
@@ -52,6 +61,7 @@ def test_nested_dataclasses_survive_json(convert: Any) -> None:
         {"row": [1]},
         {"row": ["a", "b"]},
         {"limit": 1},
+        {"parts": [1]},
         {"unknown": 1},
     ],
     ids=str,

@@ -15,7 +15,6 @@ from skymagic.data.store.bundle import (
     INLINE,
     ContentIndex,
     FileExtent,
-    Location,
     Part,
     inline,
     part_fields,
@@ -23,6 +22,7 @@ from skymagic.data.store.bundle import (
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
+from skymagic.wire.values import Location
 
 _version = lru_cache(maxsize=1024)(installed.version)
 _SHORT = 128
@@ -164,11 +164,16 @@ class Bundle:
     def plain(self) -> dict[str, Any]:
         """Return the bundle as values that JSON can represent."""
         own = len(self.pickled.pieces) + len(self.pickled.buffers)
-        spare = self.fallback and part_fields(self.locations[own:], len(self.fallback.pieces))
+        header, buffers = part_fields(self.locations[:own], len(self.pickled.pieces))
+        spare = None
+        if self.fallback is not None:
+            spare_parts = part_fields(self.locations[own:], len(self.fallback.pieces))
+            spare = {"header": list(spare_parts[0]), "buffers": list(spare_parts[1])}
         return {
             "names": self.names,
             "ranks": self.ranks,
-            **part_fields(self.locations[:own], len(self.pickled.pieces)),
+            "header": list(header),
+            "buffers": list(buffers),
             "imports": self.imports,
             "table": self.table,
             "links": [[*ref, number] for ref, number in self.links],

@@ -29,6 +29,7 @@ from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
 from skymagic.data.values.pickling import Named
+from skymagic.wire.values import LentNames, PackedValue
 
 
 @dataclass
@@ -225,7 +226,7 @@ def _together(group: Sequence[Variable]) -> object:
 def orders_for_lent(
     sources: Sources,
     store: Store,
-    lent: Mapping[str, Any],
+    lent: LentNames,
     ranks: Sequence[int],
     *,
     same_node: bool,
@@ -240,37 +241,38 @@ def orders_for_lent(
         lent: result of `kernels.rank.variable_export.pack_for_ranks`.
         same_node: True if the ranks are on the lender's node.
     """
-    modules = sources.find(lent["modules"], ranks)
-    with _within_reach(store, lent, same_node) as files:
+    assert lent.value is not None
+    modules = sources.find(lent.modules, ranks)
+    with _within_reach(store, lent.value, same_node) as files:
         yield {
             "python": platform.python_version(),
             "files": files,
             "bundles": [
                 {
-                    "names": lent["names"],
+                    "names": list(lent.names),
                     "ranks": None,
-                    "header": lent["header"],
-                    "buffers": lent["buffers"],
+                    "header": list(lent.value.header),
+                    "buffers": list(lent.value.buffers),
                     "imports": [],
                     "table": None,
                     "links": [],
                     "spare": None,
-                    "code": lent["code"],
+                    "code": lent.code,
                     "versions": {},
                 }
             ],
             "modules": sources.lacking(modules, ranks),
-            "sources": lent["sources"],
+            "sources": lent.sources,
             "temporary": [],
             "unbound": [],
         }
 
 
 @contextlib.contextmanager
-def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Iterator[list[str]]:
+def _within_reach(store: Store, lent: PackedValue, same_node: bool) -> Iterator[list[str]]:
     """Yield the lender's file under its name on the nodes that need it."""
     # None if all parts are inline in the orders.
-    name, node = lent["file"], lent["node"]
+    name, node = lent.file, lent.node
     if name is None:
         yield []
     elif same_node or not store.remote:

@@ -36,6 +36,7 @@ from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex, read_parts
 from skymagic.data.values import pickling
 from skymagic.errors import CaptureError
+from skymagic.wire.values import PackedValue
 
 
 @dataclass
@@ -56,16 +57,16 @@ class Unpacking:
         self._lock = threading.RLock()
         self._groups: dict[str, _PackedGroup] = {}
 
-    def prefetch(self, refs: Iterable[Mapping[str, Any]]) -> None:
+    def prefetch(self, refs: Iterable[PackedValue]) -> None:
         """Announce values packed by `Namespace.pack`, to fetch them from all nodes in parallel.
 
         Each of them must be unpacked or discarded later.
         """
-        files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
+        files = dict.fromkeys((ref.file, ref.node) for ref in refs if ref.file)
         if len(files) > 1:
             self.store.prefetch(files)
 
-    def unpack(self, ref: Mapping[str, Any]) -> Any:
+    def unpack(self, ref: PackedValue) -> Any:
         """Rebuild a value packed by `Namespace.pack` and unlink its file.
 
         The value outlives the pool.
@@ -74,41 +75,41 @@ class Unpacking:
             FileNotFoundError: the value was unpacked before.
             Exception: any error from the value's own reconstruction.
         """
-        if "group" not in ref:
+        if not ref.group:
             return self._open(ref)
         # Values that share objects are one pickle: it is opened for the first of them, and
         # forgotten with the last.
         with self._lock:
-            group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
+            group = self._groups.setdefault(ref.group, _PackedGroup(set(range(ref.count))))
             # All values of the group are rebuilt at once, to keep their shared objects.
             if group.values is None:
                 group.values = self._open(ref)
-            value = group.values[ref["index"]]
+            value = group.values[ref.index]
             self._leave(ref, group)
             return value
 
-    def discard(self, ref: Mapping[str, Any]) -> None:
+    def discard(self, ref: PackedValue) -> None:
         """Unlink the file of a packed value that is not needed; safe to call twice."""
         with self._lock:
-            if "group" in ref:
-                group = self._groups.setdefault(
-                    ref["group"], _PackedGroup(set(range(ref["count"])))
-                )
+            if ref.group:
+                group = self._groups.setdefault(ref.group, _PackedGroup(set(range(ref.count))))
                 self._leave(ref, group)
                 if group.waiting or group.values is not None:
                     return
-            if ref.get("file"):
-                self.store.discard(ref["file"], ref.get("node", 0))
+            if ref.file:
+                self.store.discard(ref.file, ref.node)
 
-    def _leave(self, ref: Mapping[str, Any], group: _PackedGroup) -> None:
-        group.waiting.discard(ref["index"])
+    def _leave(self, ref: PackedValue, group: _PackedGroup) -> None:
+        group.waiting.discard(ref.index)
         if not group.waiting:
-            self._groups.pop(ref["group"], None)
+            self._groups.pop(ref.group, None)
 
-    def _open(self, ref: Mapping[str, Any]) -> Any:
-        header, buffers = read_parts(
-            ref, lambda _: self.store.take(ref["file"], ref.get("node", 0))
-        )
+    def _open(self, ref: PackedValue) -> Any:
+        def take(_: int) -> memoryview:
+            assert ref.file is not None
+            return self.store.take(ref.file, ref.node)
+
+        header, buffers = read_parts(ref, take)
         return pickling.loads(header, buffers, self.namespace)
 
 

@@ -12,20 +12,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
 from skymagic.data.store.base import Buffer, Content, Store
 from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
+from skymagic.wire.values import Location, PickleParts
 
 INLINE = 64 << 10
 """Parts are inline if they are shorter than this many bytes together."""
 
 _ALIGN = 64
-
-Location = str | list[int]
 
 
 def inline(part: Content) -> str:
@@ -77,19 +76,21 @@ def write_parts(
     ]
 
 
-def part_fields(locations: Sequence[Location], header_parts: int) -> dict[str, Any]:
-    """Return a bundle's fields for the parts at these locations.
+def part_fields(
+    locations: Sequence[Location], header_parts: int
+) -> tuple[tuple[Location, ...], tuple[Location, ...]]:
+    """Split the locations of a pickle's parts into header and buffers.
 
     Args:
         header_parts: number of leading parts that form the pickle stream.
     """
-    return {"header": list(locations[:header_parts]), "buffers": list(locations[header_parts:])}
+    return tuple(locations[:header_parts]), tuple(locations[header_parts:])
 
 
 def read_parts(
-    bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]
+    parts: PickleParts, open_file: Callable[[int], memoryview]
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """Return header and buffers of a bundle.
+    """Return header and buffers of a pickle.
 
     Args:
         open_file: returns the bytes of the file with this number, as new memory at each call.
@@ -107,7 +108,7 @@ def read_parts(
         used.add((number, offset))
         return files[number][offset : offset + nbytes]
 
-    return [part(entry) for entry in bundle["header"]], [part(entry) for entry in bundle["buffers"]]
+    return [part(entry) for entry in parts.header], [part(entry) for entry in parts.buffers]
 
 
 # -- the content index -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from os import EX_SOFTWARE, _exit, write
 from time import time as wall_clock
 from types import SimpleNamespace
@@ -41,7 +42,6 @@ from skymagic.wire.order import (
     LAST_VALUE,
     NOT_DEFINED,
     PREFIX,
-    PROFILE,
     Debug,
     Lend,
     Order,
@@ -49,7 +49,10 @@ from skymagic.wire.order import (
     RunCell,
     decode,
 )
+from skymagic.wire.outcome import Failure, Outcome, Recollection
 from skymagic.wire.processes import UNFIT
+from skymagic.wire.typed import JsonObject, plain
+from skymagic.wire.values import PackedValue
 
 logger = logging.getLogger(__name__)
 
@@ -72,46 +75,27 @@ def log_whole(log: str, name: str, message: str) -> None:
         file.write(f"{name}: {message}\n")
 
 
-KEPT_ENDS = 10
-"""Number of latest runs whose end a rank remembers."""
-
-
 class RunMemory:
-    """Current or latest run, for a notebook that takes over, and how the last few ended."""
+    """Current or latest run, for a notebook that takes over."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Any] = {"order": None, "outcome": None}
-        # by number: readers may ask after the next one has started
-        self._ended: dict[str, dict[str, Any]] = {}
+        self._last = Recollection()
 
     def begin(self, order: RunCell) -> None:
-        """Record the start of a run: its number and its order."""
+        """Record the start of a run; its values are not kept."""
         if order.run:
-            self._last = {
-                "order": {name: value for name, value in vars(order).items() if name != "manifest"},
-                "outcome": None,
-            }
+            self._last = Recollection(order=replace(order, manifest={}))
 
-    def end(self, order: RunCell, outcome: dict[str, Any]) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Record the end of a run."""
-        if self._last["order"] is None:
-            return
-        self._last = {
-            **self._last,
-            "outcome": outcome,
-            "ended_at": wall_clock(),
-            "step": reporting.last_step(),
-        }
-        summary = {
-            "status": outcome["status"],
-            "interrupted": bool(outcome.get("interrupted")),
-            "error": f"{outcome.get('ename')}: {outcome.get('evalue')}"[:500],
-        }
-        self._ended = dict([*self._ended.items(), (str(order.run), summary)][-KEPT_ENDS:])
+        if self._last.order is not None:
+            self._last = replace(
+                self._last, outcome=outcome, ended_at=wall_clock(), step=reporting.last_step()
+            )
 
-    def recall(self) -> dict[str, Any]:
-        """Return all records and the process group's generation; called on the control thread."""
-        return {**self._last, "ended": self._ended, "generation": rendezvous.generation()}
+    def recall(self) -> Recollection:
+        """Return the record and the process group's generation; called on the control thread."""
+        return replace(self._last, generation=rendezvous.generation())
 
 
 @contextlib.contextmanager
@@ -172,9 +156,7 @@ class RankKernel(IPythonParallelKernel):
     def _keep_result(self, result: Any) -> None:
         self._result = result
 
-    def _publish_execute_input(
-        self, code: str, parent: dict[str, Any], execution_count: int
-    ) -> None:
+    def _publish_execute_input(self, code: str, parent: JsonObject, execution_count: int) -> None:
         """Publish nothing: the notebook already has the cell."""
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
@@ -219,26 +201,24 @@ class RankKernel(IPythonParallelKernel):
         else:
             self._answered_count += 1
 
-    async def do_execute(
-        self, code: str, silent: bool, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
+    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> JsonObject:
         if not code.startswith(PREFIX):
-            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+            reply: JsonObject = await super().do_execute(code, silent, *args, **kwargs)
             return reply
         order, source = decode(code)
         try:
             outcome = await self._serve(order, source)
         except BaseException as problem:
-            outcome = self._failure(problem)
+            outcome = self._failed(problem)
         return {
             "status": "ok",
             "execution_count": 0,
             "user_expressions": {},
             "payload": [],
-            "sky": outcome,
+            "sky": plain(outcome),
         }
 
-    async def _serve(self, order: Order, source: str) -> dict[str, Any]:
+    async def _serve(self, order: Order, source: str) -> Outcome:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
         cell = order.execution_count if isinstance(order, RunCell) else 0
@@ -270,15 +250,15 @@ class RankKernel(IPythonParallelKernel):
                     self.interrupts.allowed = False
         except BaseException as problem:  # an interrupt between two lines of this code
             self.interrupts.allowed = False
-            outcome = self._failure(problem)
+            outcome = self._failed(problem)
         self.busy = False
         debug_log.protect()  # the cell may have configured logging
         logger.info(
             "order ends: kind=%s run=%s status=%s error=%s interrupted=%s",
             type(order).__name__,
             order.run,
-            outcome["status"],
-            outcome.get("ename"),
+            "ok" if outcome.failure is None else "error",
+            outcome.failure and outcome.failure.ename,
             self.interrupts.fallen,
         )
         silence.end_all()  # in case the cell left one open
@@ -286,7 +266,7 @@ class RankKernel(IPythonParallelKernel):
         flush_text()
         reporting.flush()
         if isinstance(order, RunCell):
-            self.runs.end(order, outcome)
+            self.runs.end(outcome)
         # after all output, because the agent then closes the request
         self._context.control.send(wire.EndOutput(rank))
         return outcome
@@ -313,13 +293,13 @@ class RankKernel(IPythonParallelKernel):
         finally:
             self.interrupts.awaited = None
 
-    async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
+    async def _carry_out(self, order: Order, source: str) -> Outcome:
         if isinstance(order, Rejoin):
             self._forget_failure()
             # otherwise the plugin frees it, after it has aborted the work on the GPU
             if not order.form:
                 gpu.free_memory()
-            if (info := order.infos.get(str(self._context.info.rank))) is not None:
+            if (info := order.infos.get(self._context.info.rank)) is not None:
                 # the pool was resized: this rank's new position in it
                 self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(
                     info
@@ -327,17 +307,15 @@ class RankKernel(IPythonParallelKernel):
                 os.environ.update(network.environment(self._context.info))
                 runtime.enter(self._context.info)
             hooks = self._context.hooks
-            return {
-                "status": "ok",
-                "notes": hooks.rejoin(order.generation) if order.form else hooks.settle(),
-            }
+            notes = hooks.rejoin(order.generation) if order.form else hooks.settle()
+            return Outcome(notes=tuple(notes))
         if isinstance(order, Lend):
-            return {"status": "ok", **pack_for_ranks(self._namespace, order.names, order.held)}
+            return Outcome(lent=pack_for_ranks(self._namespace, order.names, order.held))
         if isinstance(order, Debug):
             if self._post_mortem is not None:
                 self._post_mortem.command(order.command)
-            return {"status": "ok", "kept": self._post_mortem is not None}
-        outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
+            return Outcome(inspectable=self._post_mortem is not None)
+        outcome, bound = Outcome(), False
         # the frames of the last cell's error can no longer be inspected
         if self._post_mortem is not None:
             tracebacks.clear_frames(self._post_mortem.problem)
@@ -349,20 +327,23 @@ class RankKernel(IPythonParallelKernel):
             self.shell.compile._filename_map.update(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
-            outcome["bound"] = True
+            bound = True
             logger.debug("variables are bound: run=%s", order.run)
-            await self._run(order, source, outcome)
+            outcome = await self._run(order, source)
         except BindError as problem:
-            outcome.update(self._failure(problem, phase="bind"))
+            outcome = self._failed(problem, while_binding=True)
         except BaseException as problem:  # an interrupt between binding and running
-            outcome.update(self._failure(problem))
+            outcome = self._failed(problem)
         self._namespace.drop_temporary(order.manifest)
-        outcome |= self._namespace.changes(self.shell.displayhook.bound)
-        outcome["joined"] = self._context.hooks.joined()
-        outcome.setdefault("interrupted", self.interrupts.fallen)
-        outcome["stopped_at"] = self.interrupts.stopped_at
-        outcome["collectives"] = self._context.hooks.sequence()
-        return outcome
+        return replace(
+            outcome,
+            bound=bound,
+            changes=self._namespace.changes(self.shell.displayhook.bound),
+            joined=self._context.hooks.joined(),
+            interrupted=outcome.interrupted or self.interrupts.fallen,
+            stopped_at=self.interrupts.stopped_at,
+            collectives=self._context.hooks.sequence(),
+        )
 
     def _forget_failure(self) -> None:
         """Release the last error's frames, which hold objects that use the broken group."""
@@ -372,7 +353,7 @@ class RankKernel(IPythonParallelKernel):
             if hasattr(sys, name):
                 delattr(sys, name)
 
-    async def _run(self, order: RunCell, source: str, outcome: dict[str, Any]) -> None:
+    async def _run(self, order: RunCell, source: str) -> Outcome:
         shell = self.shell
         shell.execution_count = order.execution_count
         shell.compile.flags |= order.compiler_flags
@@ -391,66 +372,72 @@ class RankKernel(IPythonParallelKernel):
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
-            outcome.update(
-                self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename"))
+            outcome = self._failed(
+                error, lines=reply.get("traceback") or [], ename=reply.get("ename")
             )
-            if rank in order.profile:
-                outcome["values"] = self._namespace.pack({PROFILE: profile})
+            packed_profile = self._pack_profile(order, profile)
             # a rank stopped because of another one has no error of interest; its frames may hold
             # the broken group
             stopped = self._context.freed or self.interrupts.fallen
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
-            outcome["gpu_lost"] = gpu.is_device_lost(error)
+            gpu_lost = gpu.is_device_lost(error)
             if self._post_mortem is None:
                 tracebacks.clear_frames(error)
-            return
+            return replace(outcome, profile=packed_profile, gpu_lost=gpu_lost)
         if shell._last_traceback:  # an error that does not fail a cell, such as one in a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
         names = {name: shell.user_ns[name] for name in order.gather if name in shell.user_ns}
         if order.value_ranks:
             names[LAST_VALUE] = shell.displayhook.value
-        if order.profile:
-            names[PROFILE] = profile
-        returned = {LAST_VALUE: order.value_ranks, PROFILE: order.profile}
-        senders = {**dict.fromkeys(order.gather, order.gather_ranks), **returned}
+        senders = {
+            **dict.fromkeys(order.gather, order.gather_ranks),
+            LAST_VALUE: order.value_ranks,
+        }
         own_names = {name for name, ranks in senders.items() if rank in ranks}
+        undefined = PackedValue(error=NOT_DEFINED, type="NameError")
+        missing = [name for name in order.gather if name in own_names and name not in names]
         with self._namespace.gathered(names, own_names) as parts:
-            outcome["values"] = self._namespace.pack(
+            values = self._namespace.pack(
                 {name: names[name] for name in names if name in own_names}, parts
             )
-        missing = [name for name in order.gather if name in own_names and name not in names]
-        outcome["values"].update(
-            {name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing}
-        )
         shell.displayhook.value = None
+        return Outcome(
+            values={**values, **dict.fromkeys(missing, undefined)},
+            profile=self._pack_profile(order, profile),
+        )
 
-    def _failure(
+    def _pack_profile(self, order: RunCell, profile: dict[str, object]) -> PackedValue | None:
+        if self._context.info.rank not in order.profile:
+            return None
+        return self._namespace.pack({"profile": profile})["profile"]
+
+    def _failed(
         self,
         problem: BaseException | None,
         *,
         lines: list[str] | None = None,
         ename: str | None = None,
-        phase: str = "run",
-    ) -> dict[str, Any]:
-        message, packed = tracebacks.message(problem), {}
+        while_binding: bool = False,
+    ) -> Outcome:
+        message, packed = tracebacks.message(problem), None
         if tracebacks.too_long(message):
             log_whole(self._context.log, ename or type(problem).__name__, message)
-        elif problem is not None and phase == "run":
+        elif problem is not None and not while_binding:
             packed = self._namespace.pack_exception(problem)
-        return {
-            "status": "error",
-            "phase": phase,
-            "ename": ename or type(problem).__name__,
-            "evalue": tracebacks.shortened(message),
-            "traceback": tracebacks.shortened_lines(lines or []),
-            "exception": packed,
-            "missing": self._namespace.missing(problem) if phase == "run" else "",
-            "missing_files": missing_files(problem) if phase == "run" else None,
-            "freed": self._context.freed,
-            "cause_timeout": getattr(problem, "cause_timeout", 0.0),
-            # an error after an interrupt is a consequence of it
-            "interrupted": self.interrupts.fallen
-            or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
-        }
+        failure = Failure(
+            ename=ename or type(problem).__name__,
+            evalue=tracebacks.shortened(message),
+            traceback=tuple(tracebacks.shortened_lines(lines or [])),
+            exception=packed,
+            missing="" if while_binding else self._namespace.missing(problem),
+            missing_files=None if while_binding else missing_files(problem),
+            freed=self._context.freed,
+            cause_timeout=getattr(problem, "cause_timeout", 0.0),
+        )
+        # an error after an interrupt is a consequence of it
+        interrupted = self.interrupts.fallen or isinstance(
+            problem, (KeyboardInterrupt, asyncio.CancelledError)
+        )
+        return Outcome(failure=failure, interrupted=interrupted)

@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from skymagic.kernels.rank import tracebacks
+from skymagic.wire.outcome import MissingFiles
 
 _READERS = {"globals", "vars", "locals", "user_ns"}
 """Names in code that looks up a global name by a string."""
@@ -60,17 +61,6 @@ def _looked_up_name(problem: BaseException, variables: dict[str, Any]) -> str:
     return ""
 
 
-class MissingFiles(TypedDict):
-    """Paths that a cell looked for in vain.
-
-    Relative ones start at `folder`, the rank's working directory.
-    """
-
-    paths: list[str]
-    folder: str
-    home: str
-
-
 _SAYS_MISSING = re.compile(
     r"no such file|not found|not exist|(?:cannot|can't|could not|unable to) (?:find|open|locate)",
     re.I,
@@ -104,7 +94,7 @@ def missing_files(problem: BaseException | None) -> MissingFiles | None:
     if not missing_paths:
         return None
     home = os.path.realpath(os.path.expanduser("~"))
-    return {"paths": list(missing_paths)[:_MAX_PATHS], "folder": folder, "home": home}
+    return MissingFiles(tuple(missing_paths)[:_MAX_PATHS], folder, home)
 
 
 def _paths(problem: BaseException) -> Iterator[str]:

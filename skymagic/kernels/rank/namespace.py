@@ -12,6 +12,7 @@ import secrets
 import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
@@ -26,6 +27,8 @@ from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
 from skymagic.kernels.rank.object_table import GONE, CodeReads, ObjectTable
 from skymagic.kernels.rank.snapshot import NameSnapshot
+from skymagic.wire.outcome import NameChanges
+from skymagic.wire.values import PackedValue
 
 _SMALL_CONSTANT = 1 << 10
 """Maximum bytes of a number or string that is sent along with the code that uses it."""
@@ -147,12 +150,11 @@ class Namespace:
         for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
-    def changes(self, bound: Container[str] = ()) -> dict[str, list[Any]]:
+    def changes(self, bound: Container[str] = ()) -> NameChanges:
         """Return the names that a cell has rebound or deleted since `bind`, compared by identity.
 
-        The result is ``{"rebound": […], "deleted": […]}`` with the reports of `HeldObjects` and
-        `CodeReads`. Source code could not answer this: it does not show which assignments ran, nor
-        the names that ``%run`` or ``globals()`` bind.
+        Source code could not answer this: it does not show which assignments ran, nor the names
+        that ``%run`` or ``globals()`` bind.
 
         Args:
             bound: names that the cell has bound, possibly to the same objects as before.
@@ -168,12 +170,8 @@ class Namespace:
         self._shipped.difference_update(rebound, deleted)
         self.reads.bound(self.variables[name] for name in rebound)
         reads = self.reads.report(self._known_reads)
-        return {
-            "rebound": rebound,
-            "deleted": deleted,
-            **self.held.report(self.variables),
-            "reads": reads,
-        }
+        unlinked, lost = self.held.report(self.variables)
+        return NameChanges(tuple(rebound), tuple(deleted), unlinked, lost, reads)
 
     def missing(self, problem: BaseException | None) -> str:
         """Return the name that a cell did not find here.
@@ -194,41 +192,33 @@ class Namespace:
         ) as parts:
             yield parts
 
-    def pack(
-        self, values: Mapping[str, object], parts: Shards = REFUSED
-    ) -> dict[str, dict[str, Any]]:
+    def pack(self, values: Mapping[str, object], parts: Shards = REFUSED) -> dict[str, PackedValue]:
         """Pickle values for the notebook.
 
         Small ones go into the reference, others into a file of the store.
 
         Args:
             parts: result of `gathered`.
-
-        Returns:
-            For each name the argument of ``Shipper.unpack``, or ``{"error": …, "type": …}`` if it
-                cannot be pickled.
         """
-        refs: dict[str, dict[str, Any]] = {}
+        refs: dict[str, PackedValue] = {}
         pickles: dict[str, Pickled] = {}
         for name, value in values.items():
             try:
                 pickles[name] = pickling.dumps(value, self.variables, parts=parts)
             except Exception as problem:
-                refs[name] = {"error": _words(name, problem, parts)}
+                refs[name] = PackedValue(error=_words(name, problem, parts))
         names = list(pickles)
         for group in pickling.together(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles, parts))
-        for name, ref in refs.items():
-            ref["type"] = type_name(values[name])
-        return refs
+        return {name: replace(ref, type=type_name(values[name])) for name, ref in refs.items()}
 
-    def pack_exception(self, problem: BaseException) -> dict[str, Any]:
+    def pack_exception(self, problem: BaseException) -> PackedValue:
         """Pickle an exception for the notebook.
 
         Unpicklable parts, such as a lock among its attributes, are left out.
         """
         packed = self.pack({"exception": problem})["exception"]
-        if "error" in packed:
+        if packed.error:
             with contextlib.suppress(Exception):
                 packed = self.pack({"exception": without_locals(problem, self._travels)})[
                     "exception"
@@ -268,7 +258,7 @@ class Namespace:
         rebuilt: dict[int, object] = {}
         if bundle["spare"] is not None:
             header, buffers = read_parts(
-                bundle["spare"], lambda number: self.store.map(orders["files"][number])
+                _parts(bundle["spare"]), lambda number: self.store.map(orders["files"][number])
             )
             value = pickling.loads(header, buffers, self.variables, memo=rebuilt)
             rebuilt.update(
@@ -307,7 +297,7 @@ class Namespace:
             for module in bundle["imports"]:
                 importlib.import_module(module)
             header, buffers = read_parts(
-                bundle, lambda number: self.store.map(orders["files"][number])
+                _parts(bundle), lambda number: self.store.map(orders["files"][number])
             )
             value = pickling.loads(
                 header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo
@@ -358,7 +348,7 @@ class Namespace:
         values: Mapping[str, object],
         pickles: Mapping[str, Pickled],
         parts: Shards,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, PackedValue]:
         """Pack values that share objects into one pickle, and return a reference for each."""
         pickled = pickles[names[0]]
         try:
@@ -371,13 +361,12 @@ class Namespace:
                 )
             ref = self.write(pickled)
         except Exception as problem:
-            return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
+            error = f"{type(problem).__name__}: {problem}"
+            return {name: PackedValue(error=error) for name in names}
         if len(names) == 1:
             return {names[0]: ref}
-        ref["group"] = secrets.token_hex(8)
-        return {
-            name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)
-        }
+        ref = replace(ref, group=secrets.token_hex(8), count=len(names))
+        return {name: replace(ref, index=index) for index, name in enumerate(names)}
 
     def _used_to_rebuild(self, pickles: list[Pickled]) -> dict[str, object]:
         """Return code and constants of this rank's own cells that rebuilding the values may use."""
@@ -403,11 +392,11 @@ class Namespace:
             todo.update(pickled.uses)
         return {**passive, **active}
 
-    def write(self, pickled: Pickled) -> dict[str, Any]:
+    def write(self, pickled: Pickled) -> PackedValue:
         """Write a pickle for the notebook or another rank, and return its location."""
         file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
-        location = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
-        return {**location, **part_fields(locations, len(pickled.pieces))}
+        header, buffers = part_fields(locations, len(pickled.pieces))
+        return PackedValue(header, buffers, file, self.node, pickled.nbytes)
 
 
 def _words(name: str, problem: Exception, parts: Shards) -> str:
@@ -442,6 +431,10 @@ class _Opened(NamedTuple):
 def _by_name(bundle: Mapping[str, Any], value: Any) -> dict[str, Any]:
     names = bundle["names"]
     return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
+
+
+def _parts(bundle: Mapping[str, Any]) -> PackedValue:
+    return PackedValue(tuple(bundle["header"]), tuple(bundle["buffers"]))
 
 
 class _OtherPython(Exception):

@@ -24,6 +24,7 @@ from typing import Any
 
 from skymagic.data.capture.code import code_names
 from skymagic.data.values.pickled import FIXED_TYPES, Ref, linkable_kinds
+from skymagic.wire.outcome import NamesRead
 
 GONE = object()
 """Sentinel: the rank has released the object."""
@@ -135,12 +136,12 @@ class ObjectTable:
         for number, table in self._tables.items():
             self._died.extend((number, index) for index in table.sweep())
 
-    def report(self, variables: Mapping[str, object]) -> dict[str, Any]:
-        """Return the changes since the last report.
+    def report(
+        self, variables: Mapping[str, object]
+    ) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+        """Return names that no longer hold the sent value, and references of released objects.
 
-        Returns:
-            ``{"unlinked": names that no longer hold the sent value, "lost": references of released
-                objects}``.
+        Both since the last report.
         """
         unlinked = [
             name for name, root in self._roots.items() if not _is_held(variables.get(name), root)
@@ -155,8 +156,8 @@ class ObjectTable:
         while self._died:
             number, index = self._died.popleft()
             if number in self._tables:
-                lost.append([number, index])
-        return {"unlinked": unlinked, "lost": lost}
+                lost.append((number, index))
+        return tuple(unlinked), tuple(lost)
 
     def _listed(self, number: int, memo: dict[int, object], users: set[str]) -> _Table:
         table = _Table(users=users)
@@ -233,7 +234,7 @@ class CodeReads:
     def __init__(self, variables: dict[str, Any]) -> None:
         self._variables = variables
         self._codes: dict[int, tuple[weakref.ref[types.CodeType], str, frozenset[str]]] = {}
-        self._report: tuple[str, dict[str, list[str]]] | None = None
+        self._report: tuple[str, dict[str, tuple[str, ...]]] | None = None
 
     def compiled(self, code: object) -> None:
         """Add the functions and classes inside a compiled cell."""
@@ -264,21 +265,19 @@ class CodeReads:
                 if function.__globals__ is self._variables:
                     self.add(function.__code__)
 
-    def report(self, known_names: Iterable[str]) -> dict[str, Any]:
-        """Return the names that code reads.
-
-        The result is ``{"digest": …, "names": {function or class: [names]}}``, and ``names`` is
-        None if the digest is in `known_names`.
-        """
+    def report(self, known_names: Iterable[str]) -> NamesRead:
+        """Return the names that code reads; they are left out if `known_names` has the digest."""
         if self._report is None:
             reads: dict[str, set[str]] = {}
             for _, function, names in list(self._codes.values()):
                 reads.setdefault(function, set()).update(names)
-            listed = {function: sorted(names) for function, names in sorted(reads.items()) if names}
+            listed = {
+                function: tuple(sorted(names)) for function, names in sorted(reads.items()) if names
+            }
             # import nothing here: the cell may have broken imports
             self._report = hashlib.sha256(repr(listed).encode()).hexdigest(), listed
         mark, listing = self._report
-        return {"digest": mark, "names": None if mark in known_names else listing}
+        return NamesRead(mark, None if mark in known_names else listing)
 
     def _forget(self, key: int, _: object) -> None:
         self._codes.pop(key, None)

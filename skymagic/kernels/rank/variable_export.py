@@ -22,23 +22,14 @@ from skymagic.data.capture.names import cell_sources, is_interactive_name
 from skymagic.data.values import pickling
 from skymagic.data.values.pickling import Named
 from skymagic.kernels.rank.namespace import Namespace, is_own_code
+from skymagic.wire.values import LentNames
 
 
-def pack_for_ranks(
-    namespace: Namespace, names: Iterable[str], held: Container[str]
-) -> dict[str, Any]:
+def pack_for_ranks(namespace: Namespace, names: Iterable[str], held: Container[str]) -> LentNames:
     """Pack names for other ranks, unless one of them cannot be packed.
 
     Args:
         held: names that the other ranks have; functions use those there.
-
-    Returns:
-        ``missing``: names that this rank does not have. ``refused``: name → reason why it cannot be
-            sent. Without either, ``lent``: the
-        pickle as `bundle` describes it, its ``names``, requirements for rebuilding it (``modules``,
-            ``sources``), whether it holds
-        ``code`` and ``wrappers`` around the process group, and ``left``: names that functions use
-            and that cannot be sent.
     """
     requested, variables = list(names), namespace.variables
     missing = [name for name in requested if name not in variables]
@@ -66,22 +57,23 @@ def pack_for_ranks(
             and not is_interactive_name(used, variables[used])
         ]
     if missing or refused:
-        return {"missing": missing, "refused": refused}
-    return {"lent": {**_pack(namespace, selected), "left": skipped}}
+        return LentNames(missing=tuple(missing), refused=refused)
+    return _pack(namespace, selected, skipped)
 
 
-def _pack(namespace: Namespace, values: dict[str, object]) -> dict[str, Any]:
+def _pack(namespace: Namespace, values: dict[str, object], skipped: dict[str, str]) -> LentNames:
     alone = len(values) == 1
     value = next(iter(values.values())) if alone else tuple(values.values())
     pickled = pickling.dumps(value, namespace.variables, between_ranks=True)
-    return {
-        **namespace.write(pickled),
-        "names": list(values),
-        "code": pickled.code,
-        "modules": sorted(pickled.modules),
-        "sources": cell_sources(pickled.files),
-        "wrappers": pickled.wrappers,
-    }
+    return LentNames(
+        value=namespace.write(pickled),
+        names=tuple(values),
+        modules=tuple(sorted(pickled.modules)),
+        sources=cell_sources(pickled.files),
+        code=pickled.code,
+        wrappers=pickled.wrappers,
+        skipped=skipped,
+    )
 
 
 METHODS = ("spawn", "forkserver")
