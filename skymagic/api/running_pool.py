@@ -217,12 +217,12 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: Namespace) -> None:
         view_after=pool.defaults.view_after if in_notebook() else math.inf,
     )
     if spec.job == "script":
-        outcome = script.follow(pool, spec, unfinished.run, limits)
+        outcome = script.follow(pool, unfinished, limits)
         namespace.update({spec.output: outcome.value} if spec.output else {})
         if outcome.error is not None:
             raise outcome.error
         return
-    values = cells.follow(pool, spec, unfinished.run, limits)
+    values = cells.follow(pool, unfinished, limits)
     variables = {**values.variables, **({spec.output: values.value} if spec.output else {})}
     namespace.update(
         {name: by_rank[0] if spec.head else by_rank for name, by_rank in variables.items()}

@@ -364,11 +364,13 @@ class RunView:
     Args:
         after: seconds after which it appears; shorter runs have none.
         actions: actions of its buttons; None for no buttons.
+        elapsed: seconds for which the run has been running already, in another notebook.
     """
 
-    def __init__(self, after: float, actions: Actions | None = None) -> None:
+    def __init__(self, after: float, actions: Actions | None = None, elapsed: float = 0.0) -> None:
         self._after = self._next = after
-        self._begun = time.monotonic()
+        self._opened = time.monotonic()
+        self._begun = self._opened - elapsed
         self._progress: Progress | None = None
         self._live = is_watched()
         self._page = page()
@@ -399,7 +401,8 @@ class RunView:
     @property
     def holds_output(self) -> bool:
         """True if output must wait because the line is about to appear above it."""
-        soon = self._after <= MAX_HELD and self.seconds < self._after + INTERVAL
+        open_for = time.monotonic() - self._opened
+        soon = self._after <= MAX_HELD and open_for < self._after + INTERVAL
         return self._live and soon and not self.placed
 
     def replaces(self, area: Area) -> None:
@@ -444,7 +447,7 @@ class RunView:
         Output that arrived while the page was closed is on no page.
         """
         reopened = controls.opened is not None and controls.opened.heard_from_others(
-            self._page, self._begun
+            self._page, self._opened
         )
         stopped = end.failed or end.interrupted or end.timed_out
         progress = end.progress or (self._progress if stopped else None)  # else that of a bar

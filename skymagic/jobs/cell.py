@@ -29,6 +29,7 @@ from skymagic.plan.requests import RunRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words, size
 from skymagic.pool import Pool
+from skymagic.pool.runs import UnfinishedRun
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.results import Unavailable
@@ -235,20 +236,21 @@ def broadcast(
     )
 
 
-def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
+def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
     """Show the rest of a cell that another notebook started, and collect its values.
 
     Raises as `broadcast` does.
     """
-    stop = StopSignal()
+    spec, stop = unfinished.spec, StopSignal()
     return _carried_out(
         pool,
         spec,
         limits,
-        lambda shown: pool.runs.follow(spec, run, shown, limits, stop),
+        lambda shown: pool.runs.follow(spec, unfinished.run, shown, limits, stop),
         stop,
         names=tuple(name for name in (spec.output, *spec.gather) if name),
         partly=True,
+        elapsed=unfinished.seconds,
     )
 
 
@@ -263,18 +265,20 @@ def _carried_out(
     view: RunView | None = None,
     *,
     partly: bool = False,
+    elapsed: float = 0.0,
 ) -> Values:
     """Run a cell and collect its values; for the arguments see `broadcast`.
 
     Args:
         partly: accept the values of some ranks if the others were lost while no notebook was
             attached.
+        elapsed: seconds for which the run has been running already.
     """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
             interrupt.remote_stop(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
         )
-        view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
+        view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
     notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, showing_end(view, names) as ending:
         report = ending.report = run(screen or notebook)

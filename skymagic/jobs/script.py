@@ -37,6 +37,7 @@ from skymagic.jobs.cell import showing_end
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
 from skymagic.plan.units import Selection, count, rank_words
 from skymagic.pool import Pool
+from skymagic.pool.runs import UnfinishedRun
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.state import Limits, RankRun, Report, RunSpec
@@ -308,14 +309,14 @@ def run(
     return _carried_out(pool, spec, limits, carry_out, stop, view)
 
 
-def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
+def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Outcome:
     """Show the rest of a script that another notebook started, and return its result."""
-    stop = StopSignal()
+    spec, stop = unfinished.spec, StopSignal()
 
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
-        return pool.runs.follow(spec, run, shown, unstalled, stop)
+        return pool.runs.follow(spec, unfinished.run, shown, unstalled, stop)
 
-    return _carried_out(pool, spec, limits, carry_out, stop)
+    return _carried_out(pool, spec, limits, carry_out, stop, elapsed=unfinished.seconds)
 
 
 def _carried_out(
@@ -325,11 +326,12 @@ def _carried_out(
     run: Callable[[Screen, Limits], Report],
     stop: StopSignal,
     view: RunView | None = None,
+    elapsed: float = 0.0,
 ) -> Outcome:
     node_of = pool.plan.topology.node_of
     if view is None and limits.view_after < math.inf:
         actions = Actions(interrupt.remote_stop(stop))
-        view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
+        view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
     screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
     with showing_end(
         view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)

@@ -237,9 +237,9 @@ class ShellRuns:
             grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
         )
         if spec.job == "script":
-            self._ended(script.follow(pool, spec, unfinished.run, limits), spec.output)
+            self._ended(script.follow(pool, unfinished, limits), spec.output)
             return
-        values = broadcast.follow(pool, spec, unfinished.run, limits)
+        values = broadcast.follow(pool, unfinished, limits)
         request = RunRequest(
             pool=request_for(pool.name),
             output=spec.output or None,

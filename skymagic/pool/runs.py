@@ -421,11 +421,13 @@ class UnfinishedRun:
     Attributes:
         run: number of the run in the pool.
         over: True if the run has ended on all of its ranks.
+        seconds: duration of the run, or how long it had been running when its ranks were asked.
     """
 
     run: int
     spec: RunSpec
     over: bool
+    seconds: float = 0.0
 
     @property
     def words(self) -> str:
@@ -527,10 +529,10 @@ def unfinished_runs(kept: Mapping[int, Recollection]) -> list[UnfinishedRun]:
     for run, order in sorted(orders.items()):
         if any(kept[rank].run > run for rank in order.ranks if rank in kept):
             continue  # one of its ranks has begun another run, so its user has seen its end
-        outcomes = [recalled.outcome for recalled in kept.values() if recalled.run == run]
-        runs.append(
-            UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes))
-        )
+        of_run = [recalled for recalled in kept.values() if recalled.run == run]
+        over = all(recalled.outcome is not None for recalled in of_run)
+        seconds = max(recalled.seconds for recalled in of_run)
+        runs.append(UnfinishedRun(run, _spec_of(order), over, seconds))
     return runs
 
 

@@ -104,6 +104,8 @@ class Recollection(FrozenMessage):
     """None while the run goes on."""
     ended_at: float = 0.0
     """Seconds since 1970 by the node's clock."""
+    seconds: float = 0.0
+    """Duration of the run, or seconds since it began if it still goes on."""
     step: float | None = None
     """Last step that the cell reported."""
     generation: int = 0

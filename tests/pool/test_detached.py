@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -398,13 +399,14 @@ import skymagic as sky
 step = 0
 while not os.path.exists({str(gate)!r}):
     sky.report(step=step, total=100_000, loss=0.5)
-    if not step: print('before', flush=True)
+    if step == 60: print('before', flush=True)
     step += 1
     time.sleep(0.05)
 step"""
     with desk.notebook(desk.made) as first:
         shown = first.start(cell)
         first.watch(shown, lambda seen: "before" in seen.stdout)
+        before = time.monotonic()
         killed(first)
     with desk.notebook("%config SkyMagic.view_after = 0.0") as second:
         second.watched = True
@@ -415,7 +417,11 @@ step"""
         def line() -> str:
             return " ".join(str(one.get("value", "")) for one in second.widgets.values())
 
+        attached = time.monotonic()
         second.watch(shown, lambda _: "loss 0.5" in line() and " left" in line())
+        clock = re.search(r"\b0:(\d\d)\b", line())
+        assert clock is not None, line()
+        assert int(clock[1]) >= int(3 + attached - before), "it goes on from the cell's real start"
         gate.write_text("")
         second.finish(shown)
         assert shown.error is None, shown.error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,6 +124,19 @@ def test_processes_of_a_cell_form_groups_of_their_own(notebook: Notebook) -> Non
     assert shown.stderr == "", "nothing is said of the ranks' own group"
     notebook.run("%%sky_broadcast -o made -t 0\ntrained_by('spawn', 2)")
     assert notebook.value("made") == [two]
+
+
+def test_ranks_with_one_port_raise_as_processes_do(notebook: Notebook) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    notebook.run(f"%%sky_broadcast\nimport os\nos.environ['ONE_PORT'] = '{port}'")
+    began = time.monotonic()
+    failed = notebook.fail(f"%%sky_broadcast --timeout 60\n{program('one_port')}")
+    assert failed.ename == "ProcessRaisedException"
+    assert "EADDRINUSE" in failed.text
+    assert time.monotonic() - began < 10, "plain processes take 0.1 s"
+    notebook.run("%%sky_broadcast -o sums\ndist.all_reduce(own := torch.ones(1))\nown.item()")
+    assert notebook.value("sums") == [2.0, 2.0], "the pool's own store is as it was"
 
 
 @pytest.mark.parametrize("handler", ["signal.getsignal(number)", "signal.SIG_DFL"])

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from os import EX_SOFTWARE, _exit, write
+from time import monotonic
 from time import time as wall_clock
 from types import SimpleNamespace
 from typing import Any
@@ -80,22 +81,33 @@ class RunMemory:
 
     def __init__(self) -> None:
         self._last = Recollection()
+        self._began = monotonic()
 
     def begin(self, order: RunCell) -> None:
         """Record the start of a run; its values are not kept."""
         if order.run:
+            self._began = monotonic()
             self._last = Recollection(order=replace(order, manifest={}))
 
     def end(self, outcome: Outcome) -> None:
         """Record the end of a run."""
         if self._last.order is not None:
             self._last = replace(
-                self._last, outcome=outcome, ended_at=wall_clock(), step=reporting.last_step()
+                self._last,
+                outcome=outcome,
+                ended_at=wall_clock(),
+                seconds=monotonic() - self._began,
+                step=reporting.last_step(),
             )
 
     def recall(self) -> Recollection:
-        """Return the record and the process group's generation; called on the control thread."""
-        return replace(self._last, generation=rendezvous.generation())
+        """Return the record and the process group's generation; called on the control thread.
+
+        The time since the run began is a duration, because the notebook's clock may differ.
+        """
+        last = self._last
+        seconds = monotonic() - self._began if last.outcome is None else last.seconds
+        return replace(last, seconds=seconds, generation=rendezvous.generation())
 
 
 @contextlib.contextmanager

@@ -47,6 +47,8 @@ LAUNCHING_METHODS = ("spawn", "fork", "forkserver")
 """Start methods of such strategies. Plain DDP uses ``popen``, which starts no processes on a rank.
 """
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable that says that another process serves the store."""
 
 _served_port = ""
 """Port of the store that the pool serves now."""
@@ -69,7 +71,7 @@ def enter(info: InstanceInfo, port: int) -> None:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         # With env:// rendezvous, the user's own code joins this store instead of binding its port
         # again.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        AGENT_STORE: "True",
     }
 
 
@@ -99,17 +101,21 @@ def _stores(module: types.ModuleType) -> None:
     torchrun's agent serves a store, torch takes each address for that store, and all ranks wait for
     another process to serve it.
     """
-    create, of_agent = module._create_c10d_store, module._torchelastic_use_agent_store
+    create = module._create_c10d_store
 
     @wraps(create)
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        if str(port) != _served_port:
-            # Without an agent's store, torch lets rank 0 serve one at this port.
-            module._torchelastic_use_agent_store = lambda: False  # type: ignore[attr-defined]
+        if str(port) == _served_port:
+            return create(hostname, port, *args, **kwargs)
+        # Without an agent's store, torch lets rank 0 serve one at this port. The variable itself
+        # has to go: with it, TCPStore's C++ code ignores that the port is taken, and joins the
+        # store of whoever serves there, such as processes that another rank has forked.
+        value = os.environ.pop(AGENT_STORE, None)
         try:
             return create(hostname, port, *args, **kwargs)
         finally:
-            module._torchelastic_use_agent_store = of_agent  # type: ignore[attr-defined]
+            if value is not None:
+                os.environ[AGENT_STORE] = value
 
     module._create_c10d_store = create_store  # type: ignore[attr-defined]
 
