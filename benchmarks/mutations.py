@@ -1,0 +1,647 @@
+"""Mutation tests of the safety net: each change breaks a promise, and a promise or contract must find it.
+
+::
+
+    python benchmarks/mutations.py --list
+    python benchmarks/mutations.py --only "second stop ignored" --only "stale value"
+    python benchmarks/mutations.py --place local -x
+
+A mutation is a text of the package and the text that replaces it. The script copies the repository
+to a temporary folder, applies one mutation at a time there, runs `tests/promises` and
+`tests/contracts` up to the first failure, and restores the file. It prints a table of the mutations
+with the test that has found each of them, and ends with 1 if any was not found.
+
+`tests/test_mutations.py` checks that every mutation still applies; after a refactoring of the
+mutated code, write its texts again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = ("local", "ssh", "slurm", "kubernetes", "ray", "aws")
+MARK = "SKYMAGIC_MUTATION"
+"""Environment variable of every process that a test run starts, to end those that are left."""
+TEST_TIMEOUT = 60
+"""Seconds for one test; a test that hangs has found the mutation."""
+RUN_TIMEOUT = 400.0
+"""Seconds for all tests of one mutation."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of the package that breaks a promise.
+
+    Attributes:
+        name: the defect in a few words.
+        file: path below `skymagic`.
+        before: text that occurs exactly once in the file.
+        after: text that replaces it.
+        promise: what users lose.
+        first: stems of the test files to run first.
+        places: where the tests run besides this machine.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    promise: str
+    first: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def apply(self, root: Path) -> str:
+        """Change the file below `root`, and return its original text.
+
+        Raises:
+            ValueError: the text does not occur exactly once, or the changed file does not compile.
+        """
+        path = root / "skymagic" / self.file
+        original = path.read_text()
+        path.write_text(self.mutated(original))
+        return original
+
+    def mutated(self, original: str) -> str:
+        """Return the changed text of the file. Raises ValueError as `apply` does."""
+        if (count := original.count(self.before)) != 1:
+            raise ValueError(f"{self.name}: its text occurs {count} times in {self.file}")
+        text = original.replace(self.before, self.after)
+        try:
+            compile(text, self.file, "exec")
+        except SyntaxError as problem:
+            raise ValueError(f"{self.name}: {self.file} does not compile: {problem}") from problem
+        return text
+
+
+STATE, VARIABLES, FRAMEWORKS, OUTPUT, FAILURE, STOP, RESULTS, SURVIVAL, COST = (
+    "test_1_cells_keep_state",
+    "test_2_variables_follow",
+    "test_3_frameworks_are_ready",
+    "test_4_output_appears_in_its_cell",
+    "test_5_a_failing_rank_fails_the_cell",
+    "test_6_the_stop_button_works",
+    "test_7_results_are_values",
+    "test_8_runs_survive_the_notebook",
+    "test_9_no_machine_costs_by_accident",
+)
+ERRORS, PROGRESS, SECRETS, SIZE, FILES, NOTHING_LEFT = (
+    "test_10_errors_say_what_to_do",
+    "test_12_progress_is_visible",
+    "test_13_secrets_stay_secret",
+    "test_14_a_pool_changes_its_size",
+    "test_files_and_scripts",
+    "test_nothing_is_left",
+)
+
+MUTATIONS = (
+    # -- run, jobs, magics, api: what a cell returns -------------------------------------------
+    Mutation(
+        "swallowed error",
+        "run/state.py",
+        'self.outcome is not None and self.outcome["status"] != "ok"',
+        'self.outcome is not None and self.outcome["status"] == "unknown"',
+        "a rank that raises fails the cell",
+        (FAILURE,),
+    ),
+    Mutation(
+        "others not stopped",
+        "run/run.py",
+        "self._stopping, self._due[RunLoop._stop_others] = True, stop_at",
+        "self._stopping = True",
+        "the other ranks leave their collective",
+        (FAILURE,),
+    ),
+    Mutation(
+        "stop kills at once",
+        "run/run.py",
+        "        self._interrupt()\n        # The user's code gets a grace period",
+        "        self._kill(open_ranks)\n        # The user's code gets a grace period",
+        "stopped ranks keep their variables",
+        (STOP,),
+    ),
+    Mutation(
+        "second stop ignored",
+        "run/run.py",
+        "            self._kill(open_ranks)\n            return\n        if self._left",
+        "            return\n        if self._left",
+        "a second press kills",
+        (STOP,),
+    ),
+    Mutation(
+        "timeout ignored",
+        "run/run.py",
+        "None if limits.timeout is None else now + limits.timeout",
+        "None",
+        "--timeout ends a cell",
+        (FAILURE,),
+    ),
+    Mutation(
+        "results in wrong order",
+        "jobs/cell.py",
+        "[fetch(rank, LAST_VALUE) for rank in spec.value_ranks]",
+        "[fetch(rank, LAST_VALUE) for rank in reversed(spec.value_ranks)]",
+        "results are in rank order",
+        (RESULTS,),
+    ),
+    Mutation(
+        "dry run ignored",
+        "magics/runs.py",
+        "        if request.dry_run:\n            print(display.shipment",
+        "        if False:\n            print(display.shipment",
+        "a dry run executes nothing",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "calls in order of completion",
+        "api/calls.py",
+        "ordered=self.ordered or not self.stream",
+        "ordered=False",
+        "values of calls are in the order of the calls",
+        (RESULTS,),
+    ),
+    # -- data: which values travel ------------------------------------------------------------------
+    Mutation(
+        "in-place change not seen",
+        "data/shipping/comparison.py",
+        "if previous is not None and previous.stream == stream:",
+        "if previous is not None and (holds or previous.stream == stream):",
+        "in-place changes are seen",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "stale value",
+        "data/shipping/bindings.py",
+        "if held.get(name) != fingerprint and fingerprint is not None and name not in fresh:",
+        "if name not in held and fingerprint is not None and name not in fresh:",
+        "a changed value is sent again",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "rank's own value overwritten",
+        "data/shipping/bindings.py",
+        "        state.rebound.update(rebound)\n",
+        "        for name in rebound:\n            state.fingerprints.pop(name, None)\n",
+        "a rank keeps its own value",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "names behind functions not sent",
+        "data/shipping/comparison.py",
+        "            new = readers.names.get(function, frozenset()) - visited\n",
+        "            new = frozenset[str]()\n",
+        "names that functions on the ranks read are sent",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "stale module",
+        "data/shipping/bindings.py",
+        "if self._ranks[rank].sources.get(source) != hash]",
+        "if source not in self._ranks[rank].sources]",
+        "edits of a module beside the notebook arrive",
+        (FILES,),
+    ),
+    Mutation(
+        "cloned values overwritten",
+        "jobs/cloning.py",
+        '    shipper.cloned(lent["names"], source, ranks)\n',
+        "",
+        "a rank keeps the values that were cloned to it",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "cloned values missing",
+        "jobs/cloning.py",
+        "shipper.sources, shipper.store, lent, ranks, same_node=same_node",
+        "shipper.sources, shipper.store, lent, (source,), same_node=same_node",
+        "%sky_clone copies values",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "ranks share memory",
+        "data/store/store.py",
+        "_MAP_PRIVATE = 2\n",
+        "_MAP_PRIVATE = 1\n",
+        "values of the ranks are isolated",
+        (VARIABLES,),
+    ),
+    Mutation(
+        "equal arrays become one",
+        "data/store/bundle.py",
+        "if number not in files or (number, offset) in used:",
+        "if number not in files:",
+        "distinct values stay distinct",
+        (VARIABLES,),
+    ),
+    # -- kernels: ranks and their output ------------------------------------------------------------
+    Mutation(
+        "wrong local rank",
+        "kernels/network.py",
+        '"LOCAL_RANK": info.local_rank',
+        '"LOCAL_RANK": info.rank',
+        "ranks know their place",
+        (FRAMEWORKS,),
+    ),
+    Mutation(
+        "wrong world size",
+        "kernels/network.py",
+        '        "WORLD_SIZE": info.world_size',
+        '        "WORLD_SIZE": info.local_world_size',
+        "ranks know how many they are",
+        (FRAMEWORKS,),
+    ),
+    Mutation(
+        "last output lost",
+        "kernels/agent/output.py",
+        "        self.drain(now, last=True)\n",
+        "",
+        "output appears in the cell that caused it",
+        (OUTPUT,),
+    ),
+    Mutation(
+        "streams out of order",
+        "kernels/agent/output.py",
+        "groupby(waiting, key=itemgetter(0))",
+        "groupby(sorted(waiting, key=itemgetter(0)), key=itemgetter(0))",
+        "both streams keep their order",
+        (OUTPUT,),
+    ),
+    Mutation(
+        "attaching replays twice",
+        "kernels/agent/output.py",
+        "self._kept.after(shown)",
+        "self._kept.after(0)",
+        "each line is shown once",
+        (SURVIVAL,),
+    ),
+    Mutation(
+        "attaching replays nothing",
+        "kernels/agent/output.py",
+        "        for output in self._kept.after(shown):\n            tell(output)\n",
+        "",
+        "output of a run comes to the next notebook",
+        (SURVIVAL,),
+    ),
+    Mutation(
+        "unauthenticated notebook",
+        "kernels/daemon/daemon.py",
+        "if request.secret != self.secret:",
+        "if not request.secret:",
+        "others start nothing on a pool",
+        (SECRETS, SURVIVAL),
+    ),
+    Mutation(
+        "leaked shared memory",
+        "kernels/agent/directories.py",
+        "        store.remove(self.store)\n",
+        "",
+        "a pool leaves nothing behind",
+        (NOTHING_LEFT,),
+    ),
+    Mutation(
+        "replaced rank without plugin",
+        "kernels/rank/entry.py",
+        "hooks = Hooks(spec.plugins, info)",
+        "hooks = Hooks(spec.plugins if not spec.generation else [], info)",
+        "a replaced rank is in the process group again",
+        (FAILURE,),
+    ),
+    Mutation(
+        "script's text in argv",
+        "kernels/script/script.py",
+        '"argv": [shell, path]',
+        '"argv": [shell, "-c", asked["text"]]',
+        "other users cannot read a script",
+        (SECRETS,),
+    ),
+    Mutation(
+        "script stopped without SIGTERM",
+        "kernels/script/script.py",
+        "        self._signal(signal.SIGTERM, lambda member_of: member_of == group)\n",
+        "",
+        "a stopped script may save its work",
+        (FILES,),
+    ),
+    Mutation(
+        "leaked process",
+        "kernels/script/script.py",
+        "        if self._gone_within(LINGER_SECONDS):\n            return",
+        "        if True:\n            return",
+        "processes of a script end with it",
+        (FILES,),
+    ),
+    # -- pool, cluster, plan, plugins, runtime --------------------------------------------------------
+    Mutation(
+        "waiting cells in wrong order",
+        "pool/dispatch.py",
+        "self._queue.insert(0 if urgent else len(self._queue), reservation)",
+        "self._queue.insert(0, reservation)",
+        "cells run in the order of their start",
+        (PROGRESS,),
+    ),
+    Mutation(
+        "missing signal",
+        "cluster/requests.py",
+        "for link, node_ranks in self._links.of(ranks):\n            link.send(wire.Signal(",
+        "for link, node_ranks in list(self._links.of(ranks))[:1]:\n            link.send(wire.Signal(",
+        "signals reach the ranks of all nodes",
+        (STOP,),
+    ),
+    Mutation(
+        "idle limit ignored",
+        "plan/limits.py",
+        "if self._idle is not None and self._idle_since is not None:",
+        "if False and self._idle is not None and self._idle_since is not None:",
+        "--idle ends a pool",
+        (COST, SIZE),
+    ),
+    Mutation(
+        "idle limit not set",
+        "plan/renting.py",
+        '{"idle": IDLE, "max_lifetime": MAX_LIFETIME}',
+        '{"max_lifetime": MAX_LIFETIME}',
+        "rented machines have an idle limit",
+        (COST,),
+        ("aws",),
+    ),
+    Mutation(
+        "collective of some ranks hangs",
+        "plugins/_torch/guard.py",
+        "        if not info.everyone():\n            arguments = signature.bind_partial(*args",
+        "        if False:\n            arguments = signature.bind_partial(*args",
+        "a collective that cannot end is explained",
+        (FRAMEWORKS,),
+    ),
+    Mutation(
+        "drop_last ignored",
+        "runtime/sharding.py",
+        "        order = order[: size - size % parts]\n",
+        "        pass\n",
+        "sky.shard(drop_last=True) gives equal parts",
+        (FRAMEWORKS,),
+    ),
+    # -- files, wire, bootstrap, ssh, providers: other machines ---------------------------------------
+    Mutation(
+        "changed content not copied",
+        "files/transfer/comparing.py",
+        "elif state.st_mtime_ns != entry.mtime:",
+        "elif False:",
+        "%sky_put copies files of which only the content changed",
+        (FILES,),
+    ),
+    Mutation(
+        "record with mode 0644",
+        "wire/atomic.py",
+        "os.O_TRUNC, 0o600)",
+        "os.O_TRUNC, 0o644)",
+        "records and keys are the user's alone",
+        (SECRETS,),
+    ),
+    Mutation(
+        "terminal escapes not sanitized",
+        "wire/untrusted.py",
+        '    return "".join(letter if letter in "\\n\\t" else _visible(letter) for letter in text)\n',
+        "    return text\n",
+        "a host's text cannot control the terminal",
+        (ERRORS,),
+    ),
+    Mutation(
+        "frames sent twice after a cut",
+        "wire/session/frames.py",
+        "        self._acknowledge(received)\n        self._sent = received\n",
+        "        self._sent = self._last - len(self._unacked)\n",
+        "each message arrives exactly once over cuts",
+    ),
+    Mutation(
+        "package version not pinned",
+        "bootstrap/requirements.py",
+        '    requirement.specifier = SpecifierSet(f"=={installed.public}")\n',
+        '    requirement.specifier = SpecifierSet("")\n',
+        "nodes have the notebook's versions",
+        (FILES,),
+        ("ssh",),
+    ),
+    Mutation(
+        "unverified host key",
+        "ssh/login.py",
+        '    if status.state != "known":\n',
+        '    if status.state == "revoked":\n',
+        "a host with a changed key is refused",
+        (SECRETS,),
+        ("ssh",),
+    ),
+    Mutation(
+        "untagged instance",
+        "providers/aws/launch.py",
+        'label.specifications("instance", "volume", "network-interface")',
+        'label.specifications("volume", "network-interface")',
+        "rented machines are found from any machine",
+        (COST,),
+        ("aws",),
+    ),
+    Mutation(
+        "price limit not checked",
+        "providers/aws/market.py",
+        "is not None and price <= most\n",
+        "is not None\n",
+        "--max-price is kept",
+        (COST,),
+        ("aws",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of one mutation: the test that has found it ("" for none), and the seconds."""
+
+    mutation: Mutation
+    found_by: str
+    seconds: float
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def place_of(test: str) -> str:
+    """Return where a test of the promises or contracts runs, by its id."""
+    if COST in test:
+        return "aws"
+    if match := re.search(r"[\[-](openssh|slurm-login|ssh|slurm|kubernetes|ray|aws)[\]-]", test):
+        return {"openssh": "ssh", "slurm-login": "slurm"}.get(match[1], match[1])
+    return "local"
+
+
+def collect(root: Path) -> list[str]:
+    """Return the ids of all promises and contracts.
+
+    Until there are contracts, these are the tests that every provider's pools have to pass.
+    """
+    contracts = "tests/contracts"
+    if not (root / contracts).is_dir():
+        contracts = "tests/providers/test_conformance.py"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/promises", contracts]
+    result = subprocess.run(
+        command, cwd=root, env=environment(root, ""), capture_output=True, text=True
+    )
+    tests = [line for line in result.stdout.splitlines() if line.startswith("tests/")]
+    if result.returncode or not tests:
+        raise SystemExit(f"the tests cannot be collected:\n{result.stdout}{result.stderr}")
+    return [test for test in tests if "::" in test]
+
+
+def ordered(tests: Sequence[str], mutation: Mutation, places: Sequence[str]) -> list[str]:
+    """Return the tests for a mutation: those of `first` come first, at each place."""
+    chosen = [test for test in tests if place_of(test) in places]
+
+    def rank(test: str) -> tuple[bool, int, bool]:
+        is_first = any(f"/{stem}.py" in test for stem in mutation.first)
+        # The last file of a place ends the pool that its tests share.
+        return not is_first, places.index(place_of(test)), NOTHING_LEFT in test
+
+    return sorted(chosen, key=rank)
+
+
+def environment(root: Path, mark: str) -> dict[str, str]:
+    """Return the environment of a test run in the copy below `root`."""
+    return {**os.environ, "PYTHONPATH": str(root), MARK: mark}
+
+
+def run_tests(root: Path, tests: Sequence[str], wrap: Sequence[str]) -> str:
+    """Run tests up to the first failure, and return its id; "" if all pass."""
+    mark = uuid.uuid4().hex
+    options = ["-q", "-x", "-rfE", "-p", "no:cacheprovider", "--tb=no"]
+    limit = [f"--timeout={TEST_TIMEOUT}", "--durations=0", "--durations-min=1000"]
+    command = [*wrap, sys.executable, "-m", "pytest", "-n", "0", *options, *limit, *tests]
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment(root, mark),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=RUN_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        output += f"\nFAILED no end within {RUN_TIMEOUT:.0f} s\n"
+    finally:
+        end_marked(mark)
+    if match := re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE):
+        return match[1]
+    if process.returncode:
+        lines = output.strip().splitlines() or ["no output"]
+        return f"exit status {process.returncode}: {lines[-1]}"
+    return ""
+
+
+def end_marked(mark: str) -> None:
+    """Kill the processes that a test run has left."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                process.kill()
+
+
+# -- mutations -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def copied() -> Iterator[Path]:
+    """Copy the repository to a temporary folder."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        root = Path(folder)
+        for name in filter(None, listed.split("\0")):
+            if (source := ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, root / name)
+        yield root
+
+
+def judge(
+    mutation: Mutation, root: Path, tests: Sequence[str], places: Sequence[str], wrap: Sequence[str]
+) -> Verdict:
+    """Apply a mutation, run the tests, and restore the file."""
+    path = root / "skymagic" / mutation.file
+    began = time.monotonic()
+    original = mutation.apply(root)
+    try:
+        found_by = run_tests(root, ordered(tests, mutation, places), wrap)
+    finally:
+        path.write_text(original)
+    return Verdict(mutation, found_by, time.monotonic() - began)
+
+
+def row(verdict: Verdict) -> str:
+    """Return a line of the table."""
+    found_by = verdict.found_by.removeprefix("tests/") or "NOT FOUND"
+    return f"{verdict.mutation.name:32} {verdict.seconds:6.1f}  {found_by}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen mutations, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", metavar="NAME", action="append", help="a mutation; repeatable")
+    parser.add_argument(
+        "--place",
+        choices=PLACES,
+        action="append",
+        help="where the tests run; by default on this machine and where the mutation needs it",
+    )
+    parser.add_argument("-x", action="store_true", help="stop at the first that is not found")
+    parser.add_argument("--list", action="store_true", help="list the mutations")
+    parser.add_argument(
+        "--wrap", metavar="COMMAND", default="", help='a command to run the tests with, as "nice"'
+    )
+    options = parser.parse_args(arguments)
+    names = [mutation.name for mutation in MUTATIONS]
+    if unknown := sorted(set(options.only or ()) - set(names)):
+        parser.error(f"no such mutation: {', '.join(unknown)}")
+    chosen = [mutation for mutation in MUTATIONS if mutation.name in (options.only or names)]
+    if options.list:
+        for mutation in chosen:
+            print(f"{mutation.name:32} {mutation.file:32} {mutation.promise}")
+        return 0
+    verdicts = []
+    with copied() as root:
+        tests = collect(root)
+        for mutation in chosen:
+            places = options.place or ("local", *mutation.places)
+            verdicts.append(judge(mutation, root, tests, places, options.wrap.split()))
+            print(row(verdicts[-1]), flush=True)
+            if options.x and not verdicts[-1].found_by:
+                break
+    found = [verdict for verdict in verdicts if verdict.found_by]
+    seconds = sum(verdict.seconds for verdict in verdicts)
+    print(f"{len(found)} of {len(verdicts)} mutations were found in {seconds:.0f} s")
+    return 0 if len(found) == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
