@@ -60,3 +60,10 @@ def test_a_kernel_that_ends_takes_its_pool_along(site: Site) -> None:
         ranks = seen(notebook, "import os\nos.getpid()")
     psutil.wait_procs([psutil.Process(pid) for pid in ranks if psutil.pid_exists(pid)], timeout=15)
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
+
+
+def test_an_idle_pool_ends(site: Site) -> None:
+    with site.another("%sky_pool idles --provider local --ranks 1 --idle 1s") as notebook:
+        (rank,) = [psutil.Process(pid) for pid in seen(notebook, "import os\nos.getpid()")]
+        psutil.wait_procs([rank], timeout=20)
+        assert not rank.is_running()

@@ -21,6 +21,14 @@ def test_names_behind_functions_and_methods_travel(pool: Notebook) -> None:
     assert seen(pool, "model_2.call(2)") == [10, 10]
 
 
+def test_names_that_functions_of_the_ranks_read_travel(pool: Notebook) -> None:
+    pool.run("%%sky_broadcast\ndef scaled_2(x): return x * rate_2")
+    pool.run("rate_2 = 3")
+    assert seen(pool, "scaled_2(2)") == [6, 6]
+    pool.run("rate_2 = 4")
+    assert seen(pool, "scaled_2(2)") == [8, 8]
+
+
 def test_modules_travel_as_imports(pool: Notebook) -> None:
     pool.run("import collections as containers")
     assert seen(pool, "containers.OrderedDict(a=1)['a']") == [1, 1]
@@ -89,6 +97,12 @@ def test_what_shares_an_object_shares_it_on_the_ranks(pool: Notebook) -> None:
     assert seen(pool, "holder['shared'] is shared") == [True, True]
 
 
+def test_equal_arrays_stay_distinct(pool: Notebook) -> None:
+    pool.run("import numpy as np\npair_2 = [np.zeros(300_000), np.zeros(300_000)]")
+    pool.run("%%sky_broadcast\npair_2[0][:] = 1")
+    assert seen(pool, "[float(part.mean()) for part in pair_2]") == [[1.0, 0.0]] * 2
+
+
 def test_push_replaces_a_value_of_the_ranks(pool: Notebook) -> None:
     pool.run("mine = 'notebook'")
     pool.run("%%sky_broadcast\nmine; mine = 'rank'")
@@ -126,6 +140,13 @@ def test_clone_copies_from_one_rank_to_another(pool: Notebook) -> None:
     pool.run("%%sky_broadcast\nweights_2 = torch.full((3,), float(rank))")
     pool.run("%sky_clone 1 --from 0 weights_2")
     assert seen(pool, "weights_2.tolist()") == [[0.0] * 3] * 2
+
+
+def test_a_cloned_value_is_kept_as_a_ranks_own(pool: Notebook) -> None:
+    pool.run("cloned_2 = 'notebook'")
+    pool.run("%%sky_broadcast -t 0\ncloned_2 = cloned_2 + ', rank 0'")
+    pool.run("%sky_clone 1 --from 0 cloned_2")
+    assert seen(pool, "cloned_2") == ["notebook, rank 0"] * 2
 
 
 def test_a_value_that_cannot_travel_is_named_and_nothing_runs(pool: Notebook) -> None:

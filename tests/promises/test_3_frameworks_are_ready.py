@@ -36,6 +36,15 @@ def test_shards_are_disjoint_and_complete(pool: Notebook) -> None:
     assert abs(len(first) - len(second)) <= 1
 
 
+def test_shards_are_equally_long_on_request(pool: Notebook) -> None:
+    assert seen(pool, "sky.shard(list(range(5)), drop_last=True)") == [[0, 2], [1, 3]]
+
+
+def test_a_collective_without_all_ranks_is_refused(pool: Notebook) -> None:
+    failure = pool.fail("%%sky_broadcast -t 1 --timeout 5s\ndist.all_reduce(torch.ones(1))")
+    assert failure.ename == "RuntimeError"
+
+
 def test_the_environment_of_torchrun_is_set(pool: Notebook) -> None:
     cell = "[os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'NODE_RANK')]"
     assert seen(pool, cell) == [["0", "0", "2", "1", "0"], ["1", "0", "2", "1", "1"]]

@@ -84,3 +84,11 @@ def test_a_function_runs_on_the_pool(pool: Notebook) -> None:
     )
     pool.run("called_7 = twice_7(4) @ sky.find('lab')")
     assert pool.value("called_7") == [8, 9]
+
+
+def test_values_of_calls_are_in_the_order_of_the_calls(pool: Notebook) -> None:
+    pool.run(
+        "import time, skymagic as sky\n@sky.function\ndef later_7(seconds):\n    time.sleep(seconds)\n    return seconds"
+    )
+    pool.run("ordered_7 = (later_7(0.3) & later_7(0.0)) >> sky.find('lab')")
+    assert pool.value("ordered_7") == (0.3, 0.0)

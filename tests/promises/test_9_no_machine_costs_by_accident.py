@@ -33,6 +33,7 @@ def test_the_price_stands_in_the_plan_and_nothing_is_launched(
     place, notebook = rented
     shown = notebook.run(f"%sky_pool paid {place.options} --dry-run")
     assert re.search(r"\$\d+\.\d+", shown.said)
+    assert "--idle is none" not in shown.said, "nobody pays for a forgotten pool"
     assert cloud.instances() == []
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import psutil
 
 from tests.lab.notebook import Notebook, seen
 
@@ -18,9 +21,9 @@ def test_put_and_get_bring_files_both_ways(pool: Notebook, tmp_path: Path) -> No
     (folder_of(pool) / "sent" / "a.txt").write_text("first")
     pool.run(f"%sky_put sent/ {there}")
     assert seen(pool, f"open({str(there / 'a.txt')!r}).read()") == ["first", "first"]
-    (folder_of(pool) / "sent" / "a.txt").write_text("second")
+    (folder_of(pool) / "sent" / "a.txt").write_text("third")  # of the same size
     pool.run(f"%sky_put sent/ {there}")
-    assert seen(pool, f"open({str(there / 'a.txt')!r}).read()") == ["second", "second"]
+    assert seen(pool, f"open({str(there / 'a.txt')!r}).read()") == ["third", "third"]
     pool.run(f"%%sky_broadcast -t 0\nopen({str(there / 'b.txt')!r}, 'w').write('made there');")
     pool.run(f"%sky_get {there}/ got")
     assert (folder_of(pool) / "got" / "b.txt").read_text() == "made there"
@@ -57,14 +60,23 @@ def test_a_script_has_its_variables_and_folder(pool: Notebook) -> None:
 
 
 def test_a_script_is_stopped(pool: Notebook) -> None:
-    running = pool.start("%%sky_sh --only all\necho begun\nsleep 600")
+    script = "trap 'echo saved; exit' TERM\necho begun\nwhile :; do sleep 0.05; done"
+    running = pool.start(f"%%sky_sh --only all\n{script}")
     pool.watch(running, lambda shown: shown.text.count("begun") == 2)
     pool.interrupt()
     assert pool.finish(running).failure.ename == "RunInterrupted"
+    assert running.text.count("saved") == 2, "it may save its work"
 
 
 def test_a_script_has_a_time_limit(pool: Notebook) -> None:
     assert pool.fail("%%sky_sh --timeout 0.5s\nsleep 600").ename == "RunTimeout"
+
+
+def test_processes_that_a_script_leaves_are_ended_and_named(pool: Notebook) -> None:
+    sleep = ["sleep", f"60{os.getpid()}"]
+    shown = pool.run(f"%%sky_sh\nsetsid {' '.join(sleep)} >/dev/null 2>&1 &")
+    assert " ".join(sleep) in shown.text
+    assert sleep not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
 def test_modules_beside_the_notebook_travel_and_edits_arrive(pool: Notebook) -> None:
