@@ -105,9 +105,24 @@ def test_ranks_that_fail_alike_share_a_line(patient: Notebook) -> None:
     assert error.text.endswith("\nranks 1, 2: KeyError: 'key'\nZeroDivisionError: division by zero")
     error = patient.fail("%%sky_broadcast -o r\n(i for i in ())")
     assert (
-        "\nranks 0–2: the value of the last expression: TypeError: cannot pickle 'generator'"
-        in f"\n{error.evalue}"
-    )
+        "\nranks 0–2: the value of the last expression: a generator cannot be sent to the notebook; "
+        "end the cell with list(…)"
+    ) in f"\n{error.evalue}"
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("-g rows\nrows = (i for i in ())", "rows: a generator cannot be sent to the notebook; end the cell with rows = list(rows)"),
+        ("-o r\nasync def f():\n    yield 1\nf()", "an asynchronous generator cannot be sent to the notebook; collect its items: [item async for item in …]"),
+        ("-o r\n{'a': [i for i in ()], 'b': (i for i in ())}", "cannot pickle 'generator' object; put list(…) in its place"),
+    ],
+    ids=["variable", "asynchronous", "nested"],
+)  # fmt: skip
+def test_value_that_cannot_be_sent_is_named(notebook: Notebook, cell: str, said: str) -> None:
+    failed = notebook.fail(f"%%sky_broadcast {cell}")
+    assert failed.ename == "ResultError"
+    assert said in failed.evalue
 
 
 def test_a_name_that_is_misspelt_gets_the_nearest(notebook: Notebook) -> None:

@@ -27,6 +27,7 @@ from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
 from skymagic.kernels.rank.object_table import GONE, CodeReads, ObjectTable
 from skymagic.kernels.rank.snapshot import NameSnapshot
+from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.outcome import NameChanges
 from skymagic.wire.values import PackedValue
 
@@ -206,7 +207,7 @@ class Namespace:
             try:
                 pickles[name] = pickling.dumps(value, self.variables, parts=parts)
             except Exception as problem:
-                refs[name] = PackedValue(error=_words(name, problem, parts))
+                refs[name] = PackedValue(error=_words(name, value, problem, parts))
         names = list(pickles)
         for group in pickling.together(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles, parts))
@@ -399,15 +400,23 @@ class Namespace:
         return PackedValue(header, buffers, file, self.node, pickled.nbytes)
 
 
-def _words(name: str, problem: Exception, parts: Shards) -> str:
+def _words(name: str, value: object, problem: Exception, parts: Shards) -> str:
     """Explain why a value cannot be pickled; our own refusals are complete sentences."""
     if isinstance(parts, shards.Whole) and name in parts.problems:
         return parts.problems[name]
-    return (
-        str(problem)
-        if isinstance(problem, shards.PartlyElsewhere)
-        else f"{type(problem).__name__}: {problem}"
-    )
+    if isinstance(problem, shards.PartlyElsewhere):
+        return str(problem)
+    if isinstance(value, types.GeneratorType):
+        items = "list(…)" if name == LAST_VALUE else f"{name} = list({name})"
+        return f"a generator cannot be sent to the notebook; end the cell with {items}"
+    if isinstance(value, types.AsyncGeneratorType):
+        return (
+            "an asynchronous generator cannot be sent to the notebook; "
+            "collect its items: [item async for item in …]"
+        )
+    reason = f"{type(problem).__name__}: {problem}"
+    remedy = "; put list(…) in its place" if "generator' object" in reason else ""
+    return f"{reason}{remedy}"
 
 
 def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
