@@ -78,7 +78,7 @@ format: $(READY)
 golden: $(READY)
 	@rm -rf tests/golden/tests
 	@$(RUN) -m tests.surfaces
-	@$(PYTEST) -m quick --write-golden -q
+	@$(PYTEST) --write-golden -q
 	@git --no-pager diff --stat -- tests/golden
 
 bench: $(READY)

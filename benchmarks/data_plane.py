@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.wire.typed import plain, read
-from skymagic.wire.values import PackedValue
+from skymagic.wire.values import BindOrder, PackedValue
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from skymagic.data.shipping.shipper import Manifest, Shipper
 from skymagic.data.store.store import NodeStore, create, digest, remove
-from skymagic.kernels.rank.namespace import Namespace
+from skymagic.kernels.rank.namespace import RankNamespace
 
 RANKS = 4
 missed: list[str] = []
@@ -69,7 +69,7 @@ class Ranks:
 
 def serve(pipe: Connection, directory: str, rank: int) -> None:
     """A rank's loop."""
-    namespace = Namespace({"__name__": "__main__", "np": np}, directory, rank)
+    namespace = RankNamespace({"__name__": "__main__", "np": np}, directory, rank)
     while True:
         try:
             verb, argument = json.loads(pipe.recv_bytes())
@@ -77,7 +77,7 @@ def serve(pipe: Connection, directory: str, rank: int) -> None:
             return
         answer: Any = None
         if verb == "bind":
-            namespace.bind(argument)
+            namespace.bind(read(BindOrder, argument))
         elif verb == "run":
             exec(argument, namespace.variables)
         elif verb == "eval":
@@ -104,7 +104,7 @@ class Bench:
     def cell(self, source: str, push: Sequence[str] = (), deleted: Sequence[str] = ()) -> Manifest:
         """Broadcast a cell, which deletes these names."""
         manifest = self.shipper.prepare(source, range(RANKS), push=push)
-        self.ranks.ask("bind", manifest.orders)
+        self.ranks.ask("bind", plain(manifest.orders))
         for rank in range(RANKS):
             self.shipper.bound(manifest, rank, deleted=deleted, completed=True)
         self.ranks.ask("run", source)

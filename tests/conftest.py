@@ -202,12 +202,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         CLOCK.files.setdefault(_file(item), durations.Spent()).of += 1
     weights |= {name: seconds for name, seconds in durations.kept().items() if name in weights}
     chosen = _chosen(config, {_file(item): item.path for item in items}, weights)
-    config.hook.pytest_deselected(items=[item for item in items if _file(item) not in chosen])
-    items[:] = [item for item in items if _file(item) in chosen]
+    taken = [item for item in items if _file(item) in chosen and _writes(config, item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+    items[:] = taken
     if _worker(config):
         items.sort(
             key=lambda item: (-weights[_file(item)], _file(item))
         )  # those of one file stay in their order
+
+
+def _writes(config: pytest.Config, item: pytest.Item) -> bool:
+    """Golden files are written by the tests that compare them; no other test has to run for that."""
+    return not config.getoption("--write-golden") or "golden" in getattr(item, "fixturenames", ())
 
 
 def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:

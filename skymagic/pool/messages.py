@@ -225,15 +225,15 @@ def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -
     replaced = [rank for rank in ranks if rank in bindings.replaced]
     targets: dict[str, list[int]] = {}
     origin = -1
-    for bundle in manifest.orders.get("bundles", ()) if replaced else ():
-        for name in bundle["names"]:
+    for bundle in manifest.orders.bundles if replaced else ():
+        for name in bundle.names:
             owner = next(
                 (rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None
             )
             receivers = [
-                rank for rank in replaced if bundle["ranks"] is not None and rank in bundle["ranks"]
+                rank for rank in replaced if bundle.ranks is not None and rank in bundle.ranks
             ]
-            if owner is not None and owner not in (bundle["ranks"] or ranks) and receivers:
+            if owner is not None and owner not in (bundle.ranks or ranks) and receivers:
                 targets[name], origin = receivers, owner
     if not targets:
         return []

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from skymagic.wire.codec import Codec
 from skymagic.wire.typed import JsonObject
+from skymagic.wire.values import BindOrder
 
 PREFIX = "#%sky "
 FUNCTION_NAME = "_sky_call"
@@ -52,7 +53,7 @@ class RunCell(_Order):
     execution_count: int
     compiler_flags: int = 0
     """Flags of ``__future__`` imports in the notebook's cells."""
-    manifest: JsonObject = field(default_factory=dict)
+    manifest: BindOrder = field(default_factory=BindOrder)
     """Variables to bind before the cell and to drop after it."""
     gather: tuple[str, ...] = ()
     """Variables to return from `gather_ranks`."""

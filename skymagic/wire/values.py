@@ -23,6 +23,98 @@ class PickleParts(Protocol):
         """Locations of the out-of-band buffers."""
 
 
+class PackedParts(FrozenMessage):
+    """Parts of one pickle, in files that a `BindOrder` lists."""
+
+    header: tuple[Location, ...]
+    buffers: tuple[Location, ...]
+
+
+class ObjectLink(FrozenMessage):
+    """Reference to an object that the rank has from an earlier pickle."""
+
+    table: int
+    """Number of that pickle's table on the rank."""
+    number: int
+    """Number of the object in the table."""
+    spare: int | None
+    """Number of the object in the bundle's spare pickle; None if it has none."""
+
+
+class PackedBundle(FrozenMessage):
+    """Values that a rank rebuilds together, from one pickle."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...] | None
+    """Ranks that receive it; None for all."""
+    header: tuple[Location, ...]
+    buffers: tuple[Location, ...]
+    imports: tuple[str, ...] = ()
+    """Modules to import before."""
+    table: int | None = None
+    """Number of the rank's table for the bundle's objects; None if none is needed."""
+    links: tuple[ObjectLink, ...] = ()
+    spare: PackedParts | None = None
+    """The same values without references, for a rank that has just dropped one of the objects."""
+    code: bool = False
+    """True if the pickle has code, which travels between equal versions of Python only."""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """Package → version in the notebook's environment, for messages."""
+
+
+class ModuleSource(FrozenMessage):
+    """Module that travels as source."""
+
+    name: str
+    """Name as imported: `package.module`."""
+    source: str
+    """Empty for a namespace package."""
+    package: bool
+    origin: str
+    """File that it was read from; also `__file__` on the ranks."""
+    hash: str
+    data: str = ""
+    """The package's data files from `data.capture.modules.packed_data`; empty if the rank can
+    access the package's folder.
+    """
+
+
+class SentModule(FrozenMessage):
+    """A module, and the ranks that need it."""
+
+    module: ModuleSource
+    ranks: tuple[int, ...] | None
+    """None for all ranks."""
+
+
+class BindOrder(FrozenMessage):
+    """What ranks need before a cell: variables, modules, sources, environment."""
+
+    python: str = ""
+    """Version of the notebook's Python."""
+    files: tuple[str, ...] = ()
+    """Files of the node's store, by the number that a `Location` has."""
+    bundles: tuple[PackedBundle, ...] = ()
+    """In the order in which they are rebuilt."""
+    modules: tuple[SentModule, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+    """File name → source of the cells that defined functions, for tracebacks."""
+    cells: dict[str, int] = field(default_factory=dict)
+    """File name → number of the cell."""
+    temporary: tuple[str, ...] = ()
+    """Names that are deleted after the cell."""
+    shown: tuple[str, ...] = ()
+    """Names such as ``_`` whose values the notebook has shown."""
+    unbound: tuple[str, ...] = ()
+    """Names that refer to Python's builtins again."""
+    fresh: bool = False
+    """True if classes are created anew instead of being updated."""
+    environ: dict[str, str | None] = field(default_factory=dict)
+    """Changed environment variables; None deletes one."""
+    reads: tuple[str, ...] = ()
+    """Digests of `wire.outcome.NamesRead` that the notebook knows."""
+
+
 class PackedValue(FrozenMessage):
     """A value that a rank sends: its pickle, or the reason why there is none."""
 

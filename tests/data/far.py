@@ -21,7 +21,7 @@ from skymagic.data.store.base import Store
 from skymagic.data.store.store import NodeStore, create, remove
 from skymagic.wire.outcome import NameChanges
 from skymagic.wire.typed import plain, read
-from skymagic.wire.values import PackedValue
+from skymagic.wire.values import BindOrder, PackedValue
 
 
 class Far:
@@ -56,9 +56,9 @@ class Far:
             raise FarError(answer["error"], answer["attributes"])
         return answer["value"]
 
-    def bind(self, orders: dict[str, Any]) -> None:
+    def bind(self, orders: BindOrder) -> None:
         """Bind what the orders hold."""
-        self.ask("bind", orders)
+        self.ask("bind", plain(orders))
 
     def run(self, source: str) -> None:
         """Run a cell."""
@@ -261,10 +261,10 @@ def begin(order: list[Any], descriptors: list[int]) -> None:
 
 def serve(directory: str, rank: int, node: int) -> None:
     """Answer requests until the input ends."""
-    from skymagic.kernels.rank.namespace import Namespace
+    from skymagic.kernels.rank.namespace import RankNamespace
 
     main = types.ModuleType("__main__")
-    namespace = Namespace(vars(main), directory, rank, node)
+    namespace = RankNamespace(vars(main), directory, rank, node)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -272,7 +272,7 @@ def serve(directory: str, rank: int, node: int) -> None:
         try:
             value: Any = None
             if verb == "bind":
-                namespace.bind(argument)
+                namespace.bind(read(BindOrder, argument))
             elif verb == "run":
                 code = compile(argument, "<there>", "exec", dont_inherit=True)
                 namespace.reads.compiled(code)

@@ -12,16 +12,16 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, is_inside, locate, search
+from skymagic.data.capture.modules import MAX_DATA_BYTES, is_inside, locate, search
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
+from skymagic.wire.values import ModuleSource
 from tests.data.far import FarError, Notebook, moved
 from tests.lab.golden import Golden
 
@@ -193,7 +193,7 @@ def test_data_files_of_a_package_travel_to_other_machines(
     sources = Sources(str(folder), Bindings(), remote=True)
     [sent] = sources.lacking(sources.find(["pack"], [0]), [0])
     shutil.rmtree(folder / "pack")
-    importer.install([{key: value for key, value in sent.items() if key != "ranks"}])
+    importer.install([sent.module])
     where = importlib.import_module("pack").text()
     assert sorted(each.name for each in where.iterdir()) == ["sub"]
     assert (where / "sub" / "names.txt").read_text() == "one"
@@ -208,7 +208,7 @@ def test_edited_data_files_are_sent_again(folder: Path) -> None:
     for text in ("one", "one", "two"):
         write(folder / "pack/names.txt", text)
         sources = Sources(str(folder), Bindings(), remote=True)
-        hashes.append(sources.lacking(sources.find(["pack"], [0]), [0])[0]["hash"])
+        hashes.append(sources.lacking(sources.find(["pack"], [0]), [0])[0].module.hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -295,8 +295,7 @@ def test_served_module_imports_shows_its_source_and_its_file(importer: RemoteImp
 
 def test_served_package_with_relative_imports(importer: RemoteImporter) -> None:
     importer.install(
-        asdict(each)
-        for each in [
+        [
             source("zed", "from .a import x", package=True),
             source("zed.a", "from . import b\nx = b.y"),
             source("zed.b", "y = 7"),
@@ -422,10 +421,10 @@ def test_edited_module_is_sent_again_and_functions_follow(notebook: Notebook) ->
     notebook.here("import helpers\nfrom helpers import f")
     notebook.there("a = f(), helpers.f()")
     assert moved(notebook.there("b = f(), helpers.f()")) == []
-    assert not notebook.there("f(), helpers.f()").orders["modules"]
+    assert not notebook.there("f(), helpers.f()").orders.modules
     write(path, "def f(): return 2 # edited")
     manifest = notebook.there("c = f(), helpers.f()")
-    assert [each["name"] for each in manifest.orders["modules"]] == ["helpers"]
+    assert [sent.module.name for sent in manifest.orders.modules] == ["helpers"]
     assert notebook.values("[*a, *b, *c]") == [[1, 1, 1, 1, 2, 2]] * 2
 
 

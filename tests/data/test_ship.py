@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from skymagic.data.shipping.shipper import Manifest
 from skymagic.errors import CaptureError
+from skymagic.wire.typed import plain
 from tests.data.far import Far, FarError, Notebook, moved, ranks
 from tests.data.walk import walk
 
@@ -78,7 +80,7 @@ def test_unchanged_values_stay(notebook: Notebook) -> None:
     again = notebook.there("f(); b; c")
     assert moved(again) == []
     assert again.nbytes == 0
-    assert again.orders["bundles"] == []
+    assert again.orders.bundles == ()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_shared_objects(notebook: Notebook) -> None:
         "x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]"
     )
     assert notebook.values("x") == [[True, True, True, [[1]]]] * 2
-    assert ["other"] in [each["names"] for each in manifest.orders["bundles"]]
+    assert ("other",) in [bundle.names for bundle in manifest.orders.bundles]
 
 
 # isolation and the store
@@ -374,9 +376,9 @@ def test_rank_killed_while_a_manifest_is_on_its_way_gets_what_it_lacks(notebook:
     notebook.ranks[0].bind(manifest.orders)
     notebook.shipper.bound(manifest, 0, completed=True)
     manifest = notebook.there("x = f(), b")
-    found = {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]}
+    found = {bundle.names: bundle.ranks for bundle in manifest.orders.bundles}
     assert found.pop(("b",)) is None, "all"
-    assert [*found.values()] == [[1]] * len(found)
+    assert [*found.values()] == [(1,)] * len(found)
     assert manifest.nbytes < 2000, "the array is in the store already"
     assert notebook.values("x") == [[BIG, [2]]] * 2
     del manifest
@@ -394,7 +396,7 @@ def test_a_thousand_small_values_need_no_files(notebook: Notebook) -> None:
     assert notebook.files() == []
     assert len(manifest.items) == 1000
     assert notebook.values("total") == [499500] * 2
-    json.dumps(manifest.orders)
+    json.dumps(plain(manifest.orders))
 
 
 def test_many_small_values_share_one_file(notebook: Notebook) -> None:
@@ -547,10 +549,10 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
     notebook.here("def f(): pass\nx = [1]")
     manifest = notebook.shipper.prepare("f", [0])
     with pytest.raises(FarError, match=r"f cannot be rebuilt.*2\.7\.1 there, 3\.") as caught:
-        notebook.ranks[0].bind({**manifest.orders, "python": "2.7.1"})
+        notebook.ranks[0].bind(replace(manifest.orders, python="2.7.1"))
     assert caught.value.attributes["package"] == "python"
     manifest = notebook.shipper.prepare("x", [0])
-    notebook.ranks[0].bind({**manifest.orders, "python": "2.7.1"})
+    notebook.ranks[0].bind(replace(manifest.orders, python="2.7.1"))
 
 
 def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Notebook) -> None:
@@ -650,7 +652,7 @@ def test_source_of_a_cell_is_known_on_the_ranks(notebook: Notebook) -> None:
     exec(compile(text, name, "exec", dont_inherit=True), notebook.namespace)
     notebook.there("import inspect\nsource = inspect.getsource(f)")
     assert notebook.values("source") == ["def f():\n    return 1 / zero\n"] * 2
-    assert notebook.there("f").orders["sources"] == {}
+    assert notebook.there("f").orders.sources == {}
 
 
 # a long random walk

@@ -76,7 +76,7 @@ def pump(source, target):
     while data := source.recv(1 << 16):
         target.sendall(data)
 
-def slowly(connection, forward, plain=engine.forwarded):
+def slowly(connection, forward, plain=engine.with_forwarded_ports):
     made, door = plain(connection, forward), socket.create_server(("127.0.0.1", 0))
     def serve(port):
         here, _ = door.accept()
@@ -87,7 +87,7 @@ def slowly(connection, forward, plain=engine.forwarded):
     threading.Thread(target=serve, args=(made["iopub"],), daemon=True).start()
     return {**made, "iopub": door.getsockname()[1]}
 
-engine.forwarded = slowly
+engine.with_forwarded_ports = slowly
 """
 """The connection that brings what ranks print takes two seconds to be there, as on a slow link or a busy machine."""
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from skymagic.data.capture import modules
 from skymagic.data.capture.code import code_names
-from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import is_interactive_name
+from skymagic.wire.values import ModuleSource
 
 
 def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[str]:

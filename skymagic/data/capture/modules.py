@@ -25,24 +25,7 @@ from typing import NamedTuple
 
 from skymagic.data.capture.imports import imported_names, required_names
 from skymagic.data.store.store import digest
-
-
-@dataclass(frozen=True)
-class ModuleSource:
-    """Module that travels as source."""
-
-    name: str
-    """Name as imported: `package.module`."""
-    source: str
-    """Empty for a namespace package."""
-    package: bool
-    origin: str
-    """File that it was read from; also `__file__` on the ranks."""
-    hash: str
-    data: str = ""
-    """The package's data files from `packed_data`; empty if the rank can access the package's
-    folder.
-    """
+from skymagic.wire.values import ModuleSource
 
 
 @dataclass(frozen=True)

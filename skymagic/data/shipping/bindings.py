@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from skymagic.data.capture import modules
 from skymagic.data.capture.loaded import ImportedTexts
-from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames
 from skymagic.data.shipping.links import SentValue
 from skymagic.data.store.store import digest
 from skymagic.errors import CaptureError
+from skymagic.wire.values import BindOrder, ModuleSource, SentModule
 
 _NEVER = object()
 
@@ -43,8 +43,8 @@ class ManifestItem(NamedTuple):
 class Manifest:
     """Everything one cell needs on the ranks; its files stay in the store while it exists."""
 
-    orders: dict[str, Any]
-    """Arguments of `Namespace.bind`, as values that JSON can represent."""
+    orders: BindOrder
+    """Argument of `RankNamespace.bind`; empty in a dry run."""
     nbytes: int
     """Bytes written to the store or sent with the orders."""
     items: tuple[ManifestItem, ...]
@@ -119,10 +119,10 @@ class Bindings:
             deleted: names that the rank had before the cell, but not after it.
         """
         state = self._ranks[rank]
-        for bundle in manifest.orders.get("bundles", ()):
-            if bundle["ranks"] is None or rank in bundle["ranks"]:
+        for bundle in manifest.orders.bundles:
+            if bundle.ranks is None or rank in bundle.ranks:
                 # These names now have the notebook's values.
-                state.rebound.difference_update(bundle["names"])
+                state.rebound.difference_update(bundle.names)
         self._drop(state, manifest.unbound)  # before the cell's names: it may have bound them again
         state.fingerprints.update(manifest.fingerprints)
         state.fingerprints.update(
@@ -132,10 +132,10 @@ class Bindings:
         # After the update: the cell may have deleted names that were sent to it.
         self._drop(state, deleted)
         state.sources.update(
-            {module["name"]: module["hash"] for module in manifest.orders.get("modules", ())}
+            {sent.module.name: sent.module.hash for sent in manifest.orders.modules}
         )
-        state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
-        state.environ.update(manifest.orders.get("environ", {}))
+        state.sources.update(dict.fromkeys(manifest.orders.sources, ""))
+        state.environ.update(manifest.orders.environ)
 
     def _drop(self, state: _RankBindings, names: Iterable[str]) -> None:
         for name in names:
@@ -354,18 +354,19 @@ class Sources:
 
     def lacking(
         self, sources: Mapping[str, ModuleSource], ranks: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[SentModule, ...]:
         """Return the entries in a run's orders for modules that some rank lacks."""
         entries = []
         for name, module in sources.items():
-            plain = asdict(module)
             if module.data:
                 # Ranks need the package again if only its data files changed.
-                plain["hash"] += digest([module.data.encode()])
-            needing = self._bindings.ranks_without_source(name, plain["hash"], ranks)
+                data_hash = digest([module.data.encode()])
+                module = replace(module, hash=module.hash + data_hash)
+            needing = self._bindings.ranks_without_source(name, module.hash, ranks)
             if needing:
-                entries.append({**plain, "ranks": None if len(needing) == len(ranks) else needing})
-        return entries
+                is_all = len(needing) == len(ranks)
+                entries.append(SentModule(module, None if is_all else tuple(needing)))
+        return tuple(entries)
 
     def _with_data(self, source: ModuleSource, note: Note | None) -> ModuleSource:
         """Return a package with its data files, unless they are too large."""

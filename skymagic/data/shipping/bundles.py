@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 from skymagic.data.capture import installed
 from skymagic.data.store.base import Buffer
@@ -22,7 +21,7 @@ from skymagic.data.store.bundle import (
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
-from skymagic.wire.values import Location
+from skymagic.wire.values import Location, ObjectLink, PackedBundle, PackedParts
 
 _version = lru_cache(maxsize=1024)(installed.version)
 _SHORT = 128
@@ -161,26 +160,26 @@ class Bundle:
     locations: list[Location] = field(default_factory=list)
     """Locations of the parts, set when they are written."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return the bundle as values that JSON can represent."""
+    def message(self) -> PackedBundle:
+        """Return the bundle as ranks receive it."""
         own = len(self.pickled.pieces) + len(self.pickled.buffers)
         header, buffers = part_fields(self.locations[:own], len(self.pickled.pieces))
         spare = None
         if self.fallback is not None:
             spare_parts = part_fields(self.locations[own:], len(self.fallback.pieces))
-            spare = {"header": list(spare_parts[0]), "buffers": list(spare_parts[1])}
-        return {
-            "names": self.names,
-            "ranks": self.ranks,
-            "header": list(header),
-            "buffers": list(buffers),
-            "imports": self.imports,
-            "table": self.table,
-            "links": [[*ref, number] for ref, number in self.links],
-            "spare": spare,
-            "code": self.pickled.code,
-            "versions": {name: _version(name) for name in sorted(self.pickled.packages)},
-        }
+            spare = PackedParts(*spare_parts)
+        return PackedBundle(
+            names=tuple(self.names),
+            ranks=None if self.ranks is None else tuple(self.ranks),
+            header=header,
+            buffers=buffers,
+            imports=tuple(self.imports),
+            table=self.table,
+            links=tuple(ObjectLink(*ref, number) for ref, number in self.links),
+            spare=spare,
+            code=self.pickled.code,
+            versions={name: _version(name) for name in sorted(self.pickled.packages)},
+        )
 
 
 class BundleWriter:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from skymagic.data.capture.code import is_type
-from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, reach
 from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
@@ -19,6 +18,7 @@ from skymagic.data.values import pickling
 from skymagic.data.values.kinds import kind_name
 from skymagic.data.values.pickled import FIXED_TYPES
 from skymagic.errors import CaptureError
+from skymagic.wire.values import ModuleSource
 
 
 @dataclass(frozen=True, eq=False)

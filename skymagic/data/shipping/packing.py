@@ -29,7 +29,7 @@ from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
 from skymagic.data.values.pickling import Named
-from skymagic.wire.values import LentNames, PackedValue
+from skymagic.wire.values import BindOrder, LentNames, PackedBundle, PackedValue
 
 
 @dataclass
@@ -230,10 +230,10 @@ def orders_for_lent(
     ranks: Sequence[int],
     *,
     same_node: bool,
-) -> Iterator[dict[str, Any]]:
-    """Yield orders for `Namespace.bind` on these ranks.
+) -> Iterator[BindOrder]:
+    """Yield an order for `RankNamespace.bind` on these ranks.
 
-    Within the context, the files that the orders refer to are in the stores of the ranks' nodes.
+    Within the context, the files that the order refers to are in the stores of the ranks' nodes.
 
     Args:
         sources: modules that the ranks have, or receive.
@@ -244,28 +244,21 @@ def orders_for_lent(
     assert lent.value is not None
     modules = sources.find(lent.modules, ranks)
     with _within_reach(store, lent.value, same_node) as files:
-        yield {
-            "python": platform.python_version(),
-            "files": files,
-            "bundles": [
-                {
-                    "names": list(lent.names),
-                    "ranks": None,
-                    "header": list(lent.value.header),
-                    "buffers": list(lent.value.buffers),
-                    "imports": [],
-                    "table": None,
-                    "links": [],
-                    "spare": None,
-                    "code": lent.code,
-                    "versions": {},
-                }
-            ],
-            "modules": sources.lacking(modules, ranks),
-            "sources": lent.sources,
-            "temporary": [],
-            "unbound": [],
-        }
+        yield BindOrder(
+            python=platform.python_version(),
+            files=tuple(files),
+            bundles=(
+                PackedBundle(
+                    names=lent.names,
+                    ranks=None,
+                    header=lent.value.header,
+                    buffers=lent.value.buffers,
+                    code=lent.code,
+                ),
+            ),
+            modules=sources.lacking(modules, ranks),
+            sources=lent.sources,
+        )
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex, read_parts
 from skymagic.data.values import pickling
 from skymagic.errors import CaptureError
-from skymagic.wire.values import PackedValue
+from skymagic.wire.values import BindOrder, PackedValue
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Unpacking:
         self._groups: dict[str, _PackedGroup] = {}
 
     def prefetch(self, refs: Iterable[PackedValue]) -> None:
-        """Announce values packed by `Namespace.pack`, to fetch them from all nodes in parallel.
+        """Announce values packed by `RankNamespace.pack`, to fetch them from all nodes in parallel.
 
         Each of them must be unpacked or discarded later.
         """
@@ -67,7 +67,7 @@ class Unpacking:
             self.store.prefetch(files)
 
     def unpack(self, ref: PackedValue) -> Any:
-        """Rebuild a value packed by `Namespace.pack` and unlink its file.
+        """Rebuild a value packed by `RankNamespace.pack` and unlink its file.
 
         The value outlives the pool.
 
@@ -221,7 +221,7 @@ class Shipper(Unpacking):
             with pickling.collection_paused():
                 needs = self._needs(request)
             if dry_run:
-                return Manifest({}, 0, needs.items(needs.values.values()), names=names)
+                return Manifest(BindOrder(), 0, needs.items(needs.values.values()), names=names)
             if unsettled is not None:
                 required = (
                     self.sources.required,
@@ -385,20 +385,21 @@ class Shipper(Unpacking):
                 for name in files
                 if self.bindings.ranks_without_source(name, "", request.ranks)
             )
-            orders = {
-                "python": platform.python_version(),
-                "files": writer.files,
-                "bundles": [bundle.plain() for bundle in bundles],
-                "modules": self.sources.lacking(needs.sources, request.ranks),
-                "sources": texts,
-                "cells": cell_numbers(texts),
-                "temporary": sorted(request.temporary),
-                "shown": displayed_outputs([value.name for value in needs.moved], self.namespace),
-                "unbound": sorted(unbound),
-                "fresh": request.fresh,
-                "environ": environ,
-                "reads": self.bindings.known_reads(),
-            }
+            moved_names = [value.name for value in needs.moved]
+            orders = BindOrder(
+                python=platform.python_version(),
+                files=tuple(writer.files),
+                bundles=tuple(bundle.message() for bundle in bundles),
+                modules=self.sources.lacking(needs.sources, request.ranks),
+                sources=texts,
+                cells=cell_numbers(texts),
+                temporary=tuple(sorted(request.temporary)),
+                shown=tuple(displayed_outputs(moved_names, self.namespace)),
+                unbound=tuple(sorted(unbound)),
+                fresh=request.fresh,
+                environ=environ,
+                reads=tuple(self.bindings.known_reads()),
+            )
         except BaseException as problem:
             self.store.unpin(writer.keys)
             # Files written before the failure are not needed.

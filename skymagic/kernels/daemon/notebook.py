@@ -40,7 +40,8 @@ from skymagic.wire.notebook import (
 from skymagic.wire.processes import NOTEBOOK, NOTEBOOK_CLOSED, NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
 
-logger = logging.getLogger(__name__)
+# not `__name__`, which is "__main__" here: papermill's own lines go to the root logger
+logger = logging.getLogger("skymagic.kernels.daemon.notebook")
 
 POLL = 0.2
 """Seconds between two polls of the log and of the pool."""

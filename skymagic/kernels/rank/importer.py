@@ -15,15 +15,16 @@ import os
 import site
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.imports import imported_names
-from skymagic.data.capture.modules import ModuleSource, unpacked_data
+from skymagic.data.capture.modules import unpacked_data
 from skymagic.data.values.rebuild import ANNOTATIONS
 from skymagic.runtime.on_import import left_out_by_warnings
 from skymagic.wire.queries import InstalledPackages
+from skymagic.wire.values import ModuleSource
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -40,7 +41,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         # hash of each module's source at its latest execution
         self._executed: dict[str, str] = {}
 
-    def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
+    def install(self, modules: Iterable[ModuleSource]) -> None:
         """Add sources, and execute changed modules and their dependents again.
 
         Raises:
@@ -48,8 +49,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        for module in modules:
-            source = module if isinstance(module, ModuleSource) else ModuleSource(**module)
+        for source in modules:
             package = source.name if source.package else source.name.rpartition(".")[0]
             self._sources[source.name] = source
             self._imports[source.name] = imported_names(ast.parse(source.source), package)

@@ -29,7 +29,7 @@ from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts, hide_handler_frames
 from skymagic.kernels.rank.missing import missing_files
-from skymagic.kernels.rank.namespace import BindError, Namespace
+from skymagic.kernels.rank.namespace import BindError, RankNamespace
 from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text
@@ -53,7 +53,7 @@ from skymagic.wire.order import (
 from skymagic.wire.outcome import Failure, Outcome, Recollection
 from skymagic.wire.processes import UNFIT
 from skymagic.wire.typed import JsonObject, plain
-from skymagic.wire.values import PackedValue
+from skymagic.wire.values import BindOrder, PackedValue
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RunMemory:
         """Record the start of a run; its values are not kept."""
         if order.run:
             self._began = monotonic()
-            self._last = Recollection(order=replace(order, manifest={}))
+            self._last = Recollection(order=replace(order, manifest=BindOrder()))
 
     def end(self, outcome: Outcome) -> None:
         """Record the end of a run."""
@@ -138,7 +138,7 @@ class RankKernel(IPythonParallelKernel):
         # the hook is created, and would disable `_` too.
         self.shell.displayhook.do_full_cache = False
         self._context = context.current()
-        self._namespace = Namespace(
+        self._namespace = RankNamespace(
             self.shell.user_ns,
             self._context.store,
             self._context.info.rank,
@@ -336,9 +336,9 @@ class RankKernel(IPythonParallelKernel):
         self.shell.displayhook.bound = ()
         try:
             # for the names of these cells in tracebacks
-            self.shell.compile._filename_map.update(order.manifest.get("cells", {}))
+            self.shell.compile._filename_map.update(order.manifest.cells)
             self._namespace.bind(order.manifest)
-            self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
+            self.shell.displayhook.know_shown(order.manifest.shown)
             bound = True
             logger.debug("variables are bound: run=%s", order.run)
             outcome = await self._run(order, source)

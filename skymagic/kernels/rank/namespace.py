@@ -15,6 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from skymagic.data.namespace import Namespace
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling, rebuild, shards
@@ -29,7 +30,7 @@ from skymagic.kernels.rank.object_table import GONE, CodeReads, ObjectTable
 from skymagic.kernels.rank.snapshot import NameSnapshot
 from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.outcome import NameChanges
-from skymagic.wire.values import PackedValue
+from skymagic.wire.values import BindOrder, PackedBundle, PackedValue
 
 _SMALL_CONSTANT = 1 << 10
 """Maximum bytes of a number or string that is sent along with the code that uses it."""
@@ -54,7 +55,7 @@ class BindError(Exception):
         return type(self), (self.name, self.reason, self.package)
 
 
-class Namespace:
+class RankNamespace:
     """Variables of a rank for the data plane, which binds sent values and reads returned ones.
 
     Args:
@@ -65,7 +66,7 @@ class Namespace:
     """
 
     def __init__(
-        self, variables: dict[str, Any], store_directory: str, rank: int, node: int = 0
+        self, variables: Namespace, store_directory: str, rank: int, node: int = 0
     ) -> None:
         self.variables = variables
         self.rank = rank
@@ -82,31 +83,29 @@ class Namespace:
         self._shipped: set[str] = set()
         """Names that the notebook has bound here and no cell has rebound since."""
 
-    def bind(self, orders: Mapping[str, Any]) -> None:
+    def bind(self, orders: BindOrder) -> None:
         """Bind every name in the orders for this rank; on an error, bind none.
 
         Raises:
             BindError: a value or a module cannot be rebuilt here.
         """
-        for name, value in orders.get("environ", {}).items():
+        for name, value in orders.environ.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for name, text in orders.get("sources", {}).items():
+        for name, text in orders.sources.items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
-        own_bundles = [
-            bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)
-        ]
-        if orders.get("fresh"):
+        own_bundles = [bundle for bundle in orders.bundles if self._is_for_this_rank(bundle.ranks)]
+        if orders.fresh:
             rebuild.forget_classes()
-        with self._all_or_none([name for bundle in own_bundles for name in bundle["names"]]):
+        with self._all_or_none([name for bundle in own_bundles for name in bundle.names]):
             self._bind_in_order(own_bundles, orders)
-        self._shipped.update(name for bundle in own_bundles for name in bundle["names"])
-        for name in orders.get("unbound", ()):
+        self._shipped.update(name for bundle in own_bundles for name in bundle.names)
+        for name in orders.unbound:
             self.variables.pop(name, None)
-        self._known_reads = orders.get("reads", ())
+        self._known_reads = orders.reads
         self._before = NameSnapshot(self.variables)
         self.held.begin_cell()
 
@@ -122,13 +121,14 @@ class Namespace:
             self.variables.update(before)
             raise
 
-    def _bind_in_order(self, bundles: list[Mapping[str, Any]], orders: Mapping[str, Any]) -> None:
+    def _bind_in_order(self, bundles: list[PackedBundle], orders: BindOrder) -> None:
         """Bind each value at once, because the code that rebuilds the next may use it."""
         problems: list[BindError] = []
         opened: list[_Opened] = []
         # find all referenced objects before anything changes
         linked = [
-            (bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles
+            (bundle, [self.held.find((link.table, link.number)) for link in bundle.links])
+            for bundle in bundles
         ]
         for bundle, links in linked:
             try:
@@ -146,9 +146,9 @@ class Namespace:
             self.held.keep(*opened.pop())
         self.held.settle()
 
-    def drop_temporary(self, orders: Mapping[str, Any]) -> None:
+    def drop_temporary(self, orders: BindOrder) -> None:
         """Delete names that only the finished cell needed."""
-        for name in orders.get("temporary", ()):
+        for name in orders.temporary:
             self.variables.pop(name, None)
 
     def changes(self, bound: Container[str] = ()) -> NameChanges:
@@ -233,33 +233,27 @@ class Namespace:
             return False
         return True
 
-    def _is_for_this_rank(self, part: Mapping[str, Any]) -> bool:
-        return part["ranks"] is None or self.rank in part["ranks"]
+    def _is_for_this_rank(self, ranks: tuple[int, ...] | None) -> bool:
+        return ranks is None or self.rank in ranks
 
-    def _modules(self, orders: Mapping[str, Any]) -> None:
-        own_modules = [
-            module for module in orders.get("modules", ()) if self._is_for_this_rank(module)
-        ]
+    def _modules(self, orders: BindOrder) -> None:
+        own_modules = [sent.module for sent in orders.modules if self._is_for_this_rank(sent.ranks)]
         try:
-            self.importer.install(
-                {key: module[key] for key in module if key != "ranks"} for module in own_modules
-            )
+            self.importer.install(own_modules)
         except Exception as problem:
-            names = ", ".join(module["name"] for module in own_modules)
+            names = ", ".join(module.name for module in own_modules)
             raise BindError(
                 names, f"the module's code raised {type(problem).__name__}: {problem}"
             ) from problem
 
-    def _spare(
-        self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]
-    ) -> list[object]:
+    def _spare(self, bundle: PackedBundle, links: list[object], orders: BindOrder) -> list[object]:
         """Return the objects that a bundle refers to, replacing those that are gone by copies."""
         if all(linked is not GONE for linked in links):
             return links
         rebuilt: dict[int, object] = {}
-        if bundle["spare"] is not None:
+        if bundle.spare is not None:
             header, buffers = read_parts(
-                _parts(bundle["spare"]), lambda number: self.store.map(orders["files"][number])
+                bundle.spare, lambda number: self.store.map(orders.files[number])
             )
             value = pickling.loads(header, buffers, self.variables, memo=rebuilt)
             rebuilt.update(
@@ -268,58 +262,54 @@ class Namespace:
                     for index, linked in enumerate(_by_name(bundle, value).values())
                 }
             )
-        numbers = [number for *_, number in bundle["links"]]
-        if any(
-            linked is GONE and number not in rebuilt
-            for linked, number in zip(links, numbers, strict=True)
-        ):
-            raise LookupError(
-                "the rank has just dropped an object that it refers to; run the cell again"
-            )
-        return [
-            rebuilt[number] if linked is GONE else linked
-            for linked, number in zip(links, numbers, strict=True)
-        ]
+        objects: list[object] = []
+        for link, linked in zip(bundle.links, links, strict=True):
+            if linked is not GONE:
+                objects.append(linked)
+            elif link.spare is not None and link.spare in rebuilt:
+                objects.append(rebuilt[link.spare])
+            else:
+                raise LookupError(
+                    "the rank has just dropped an object that it refers to; run the cell again"
+                )
+        return objects
 
-    def _open(
-        self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]
-    ) -> _Opened:
-        names = list(bundle["names"])
-        memo: dict[int, object] | None = {} if bundle["table"] is not None else None
+    def _open(self, bundle: PackedBundle, links: list[object], orders: BindOrder) -> _Opened:
+        names = list(bundle.names)
+        memo: dict[int, object] | None = {} if bundle.table is not None else None
         try:
-            notebook_version, own_version = orders["python"], platform.python_version()
+            notebook_version, own_version = orders.python, platform.python_version()
             # another version's code would crash this interpreter
-            if bundle["code"] and notebook_version.split(".")[:2] != own_version.split(".")[:2]:
+            if bundle.code and notebook_version.split(".")[:2] != own_version.split(".")[:2]:
                 raise _OtherPython(
                     "functions and classes of a notebook travel between equal versions "
                     "of Python only: "
                     f"{notebook_version} there, {own_version} here"
                 )
-            for module in bundle["imports"]:
+            for module in bundle.imports:
                 importlib.import_module(module)
             header, buffers = read_parts(
-                _parts(bundle), lambda number: self.store.map(orders["files"][number])
+                bundle, lambda number: self.store.map(orders.files[number])
             )
             value = pickling.loads(
                 header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo
             )
         except Exception as problem:
-            raise self._bind_error(names, problem, bundle, orders) from problem
+            raise self._bind_error(names, problem, bundle) from problem
         return _Opened(bundle, _by_name(bundle, value), memo or {})
 
     def _bind_error(
         self,
         names: list[str],
         problem: Exception,
-        bundle: Mapping[str, Any],
-        orders: Mapping[str, Any],
+        bundle: PackedBundle,
     ) -> BindError:
         name = ", ".join(names)
         if isinstance(problem, _OtherPython):
             return BindError(name, str(problem), "python")
         if isinstance(problem, ModuleNotFoundError) and problem.name:
             package = problem.name.partition(".")[0]
-            notebook_version = bundle["versions"].get(package) or ""
+            notebook_version = bundle.versions.get(package) or ""
             requirement = f"{package} {notebook_version}".strip()
             return BindError(
                 name, f"{package} is not installed here; the notebook has {requirement}", package
@@ -331,7 +321,7 @@ class Namespace:
 
         skew = [
             (package, notebook_version, version(package))
-            for package, notebook_version in bundle["versions"].items()
+            for package, notebook_version in bundle.versions.items()
             if notebook_version and version(package) != notebook_version
         ]
         text = f"{type(problem).__name__}: {problem}"
@@ -419,7 +409,7 @@ def _words(name: str, value: object, problem: Exception, parts: Shards) -> str:
     return f"{reason}{remedy}"
 
 
-def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
+def is_own_code(value: object, variables: Namespace) -> bool:
     """Return True if a value is code of a cell, or small and plain."""
     if isinstance(value, types.FunctionType | type):
         return value.__module__ == variables.get("__name__")
@@ -432,18 +422,14 @@ def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
 class _Opened(NamedTuple):
     """Contents of a bundle."""
 
-    bundle: Mapping[str, Any]
-    values: dict[str, Any]
+    bundle: PackedBundle
+    values: Namespace
     memo: dict[int, object]
 
 
-def _by_name(bundle: Mapping[str, Any], value: Any) -> dict[str, Any]:
-    names = bundle["names"]
+def _by_name(bundle: PackedBundle, value: Any) -> Namespace:
+    names = bundle.names
     return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
-
-
-def _parts(bundle: Mapping[str, Any]) -> PackedValue:
-    return PackedValue(tuple(bundle["header"]), tuple(bundle["buffers"]))
 
 
 class _OtherPython(Exception):

@@ -23,8 +23,10 @@ from itertools import compress
 from typing import Any
 
 from skymagic.data.capture.code import code_names
+from skymagic.data.namespace import Namespace
 from skymagic.data.values.pickled import FIXED_TYPES, Ref, linkable_kinds
 from skymagic.wire.outcome import NamesRead
+from skymagic.wire.values import PackedBundle
 
 GONE = object()
 """Sentinel: the rank has released the object."""
@@ -106,7 +108,7 @@ class ObjectTable:
         return GONE if target is None else target
 
     def keep(
-        self, bundle: Mapping[str, Any], values: Mapping[str, object], memo: dict[int, object]
+        self, bundle: PackedBundle, values: Mapping[str, object], memo: dict[int, object]
     ) -> None:
         """List the objects of a bundle.
 
@@ -116,10 +118,10 @@ class ObjectTable:
         """
         for table in self._tables.values():
             table.users.difference_update(values)
-        for number, *_ in bundle["links"]:
-            if number in self._tables:
-                self._tables[number].users.update(values)
-        if bundle["table"] is not None:
+        for link in bundle.links:
+            if link.table in self._tables:
+                self._tables[link.table].users.update(values)
+        if bundle.table is not None:
             self._roots.update(
                 {
                     name: weakref.ref(value) if type(value).__weakrefoffset__ else id(value)
@@ -128,7 +130,7 @@ class ObjectTable:
                 }
             )
             memo.update({-1 - index: value for index, value in enumerate(values.values())})
-            self._tables[bundle["table"]] = self._listed(bundle["table"], memo, set(values))
+            self._tables[bundle.table] = self._listed(bundle.table, memo, set(values))
         self._forget_unused()
 
     def settle(self) -> None:
@@ -231,7 +233,7 @@ def refers_to(value: object, root: object, depth: int = _WRAPPERS) -> bool:
 class CodeReads:
     """List of one rank's code and the global names that it reads."""
 
-    def __init__(self, variables: dict[str, Any]) -> None:
+    def __init__(self, variables: Namespace) -> None:
         self._variables = variables
         self._codes: dict[int, tuple[weakref.ref[types.CodeType], str, frozenset[str]]] = {}
         self._report: tuple[str, dict[str, tuple[str, ...]]] | None = None

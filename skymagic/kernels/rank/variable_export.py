@@ -19,13 +19,16 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from skymagic.data.capture.names import cell_sources, is_interactive_name
+from skymagic.data.namespace import Namespace
 from skymagic.data.values import pickling
 from skymagic.data.values.pickling import Named
-from skymagic.kernels.rank.namespace import Namespace, is_own_code
+from skymagic.kernels.rank.namespace import RankNamespace, is_own_code
 from skymagic.wire.values import LentNames
 
 
-def pack_for_ranks(namespace: Namespace, names: Iterable[str], held: Container[str]) -> LentNames:
+def pack_for_ranks(
+    namespace: RankNamespace, names: Iterable[str], held: Container[str]
+) -> LentNames:
     """Pack names for other ranks, unless one of them cannot be packed.
 
     Args:
@@ -61,7 +64,9 @@ def pack_for_ranks(namespace: Namespace, names: Iterable[str], held: Container[s
     return _pack(namespace, selected, skipped)
 
 
-def _pack(namespace: Namespace, values: dict[str, object], skipped: dict[str, str]) -> LentNames:
+def _pack(
+    namespace: RankNamespace, values: dict[str, object], skipped: dict[str, str]
+) -> LentNames:
     alone = len(values) == 1
     value = next(iter(values.values())) if alone else tuple(values.values())
     pickled = pickling.dumps(value, namespace.variables, between_ranks=True)
@@ -88,7 +93,7 @@ class Definition(NamedTuple):
     uses: tuple[str, ...]
 
 
-def define_in_children(variables: dict[str, Any]) -> None:
+def define_in_children(variables: Namespace) -> None:
     """Make the functions and classes among these variables known to newly started processes."""
 
     def reduce(process: Any, protocol: Any) -> Any:
@@ -107,7 +112,7 @@ def define_in_children(variables: dict[str, Any]) -> None:
     BaseProcess.__reduce_ex__ = reduce  # type: ignore[method-assign]
 
 
-def definitions(variables: dict[str, Any]) -> dict[str, Definition]:
+def definitions(variables: Namespace) -> dict[str, Definition]:
     """Return functions, classes and small constants of cells by name.
 
     Those that cannot be sent are left out.
