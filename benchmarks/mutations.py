@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "swallowed error",
         "run/state.py",
-        'self.outcome is not None and self.outcome["status"] != "ok"',
-        'self.outcome is not None and self.outcome["status"] == "unknown"',
+        "return self.died is not None or self.failure is not None",
+        "return self.died is not None",
         "a rank that raises fails the cell",
         (FAILURE,),
     ),
@@ -201,8 +201,8 @@ MUTATIONS = (
     Mutation(
         "names behind functions not sent",
         "data/shipping/comparison.py",
-        "            new = readers.names.get(function, frozenset()) - visited\n",
-        "            new = frozenset[str]()\n",
+        "        if request.no_push:\n            return {}\n        reasons = self._bound",
+        "        return {}\n        reasons = self._bound",
         "names that functions on the ranks read are sent",
         (VARIABLES,),
     ),
@@ -217,16 +217,16 @@ MUTATIONS = (
     Mutation(
         "cloned values overwritten",
         "jobs/cloning.py",
-        '    shipper.cloned(lent["names"], source, ranks)\n',
+        "    shipper.cloned(lent.names, source, ranks)\n",
         "",
         "a rank keeps the values that were cloned to it",
         (VARIABLES,),
     ),
     Mutation(
         "cloned values missing",
-        "jobs/cloning.py",
-        "shipper.sources, shipper.store, lent, ranks, same_node=same_node",
-        "shipper.sources, shipper.store, lent, (source,), same_node=same_node",
+        "data/shipping/packing.py",
+        "                    names=lent.names,\n                    ranks=None,\n",
+        "                    names=lent.names,\n                    ranks=(),\n",
         "%sky_clone copies values",
         (VARIABLES,),
     ),
@@ -282,8 +282,9 @@ MUTATIONS = (
     Mutation(
         "attaching replays twice",
         "kernels/agent/output.py",
-        "self._kept.after(shown)",
-        "self._kept.after(0)",
+        "        for output in self._kept.after(shown):\n            tell(output)\n",
+        "        for output in self._kept.after(shown):\n            tell(output)\n"
+        "            tell(__import__('dataclasses').replace(output, seq=output.seq + 1000))\n",
         "each line is shown once",
         (SURVIVAL,),
     ),
@@ -428,8 +429,8 @@ MUTATIONS = (
     Mutation(
         "package version not pinned",
         "bootstrap/requirements.py",
-        '    requirement.specifier = SpecifierSet(f"=={installed.public}")\n',
-        '    requirement.specifier = SpecifierSet("")\n',
+        "    if not distribution.version:\n        return None\n    source",
+        "    return None\n    source",
         "nodes have the notebook's versions",
         (FILES,),
         ("ssh",),
@@ -546,9 +547,8 @@ def run_tests(root: Path, tests: Sequence[str], wrap: Sequence[str]) -> str:
         end_marked(mark)
     if match := re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE):
         return match[1]
-    if process.returncode:
-        lines = output.strip().splitlines() or ["no output"]
-        return f"exit status {process.returncode}: {lines[-1]}"
+    if process.returncode:  # pytest itself failed, which says nothing about the mutation
+        raise SystemExit(f"pytest ended with {process.returncode}:\n{output}")
     return ""
 
 
