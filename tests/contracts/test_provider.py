@@ -1,6 +1,6 @@
 """What every provider's pools do, in one test for each provider: start, run, fail, stop, attach, lose a node, end, leave nothing.
 
-A provider of yours passes it too: add a `Place` for it to tests/lab/sites.py (CONTRIBUTING.md, "A provider of your own").
+A provider of yours passes it too: add a `Place` for it to tests/lab/sites.py (CONTRIBUTING.md, "Add a provider").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says with which version of each framework the tests were seen to pass last."""
+"""tests/README.md says with which version of each framework the tests were seen to pass last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 SEEN = dict(
     re.findall(
-        r"^\| ([\w-]+) \| (\d[\d.]*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+        r"^\| ([\w-]+) \| (\d[\d.]*) \|$", (ROOT / "tests/README.md").read_text(), re.MULTILINE
     )
 )
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -40,5 +40,5 @@ def test_the_version_that_is_installed_was_seen(name: str) -> None:
         pytest.skip(f"{name} is not installed")
     if here != SEEN[name]:
         pytest.skip(
-            f"{name} {here} is installed, and {SEEN[name]} was seen last: run all tests, and write it into CONTRIBUTING.md"
+            f"{name} {here} is installed, and {SEEN[name]} was seen last: run all tests, and write it into tests/README.md"
         )
