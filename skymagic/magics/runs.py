@@ -86,7 +86,7 @@ class ShellRuns:
         """Return the pool that a request describes.
 
         Runs that another notebook started on it are resumed. The options are those of
-        `making.ensure`.
+        `launch.ensure`.
         """
         ensure = partial(
             launch.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note

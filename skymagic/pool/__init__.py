@@ -6,7 +6,7 @@
                         ├─ Dispatch               orders in flight ←─┐ a death reaches its run
                         ├─ Packages               install what a run needs before it is sent
                         ├─ Recovery               restart ranks ←────┤ between runs
-                        ├─ AgentEvents (losses) ─────────────────────┘ ← agents, on link threads
+                        ├─ AgentEvents (failures) ───────────────────┘ ← agents, on link threads
                         └─ PoolResources          machines, agents, engine, store
 
 debugging  debug log of the notebook's process, and the level of its pools' other processes

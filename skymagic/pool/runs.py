@@ -227,7 +227,7 @@ class PoolRuns:
         if status.state is State.LOST:
             raise PoolStateError(
                 f"{'; '.join(agents.gone.values())}; {messages.suggest_after_loss(status.name)}",
-                code="node-suggest_after_loss",
+                code="node-lost",
                 names=[status.name],
             )
         if status.state is not State.DEGRADED:

@@ -357,10 +357,10 @@ class ClusterSurvey(Survey):
         """Connect to the allocated nodes, inspect them and set them up, all in parallel.
 
         Args:
-            places: the allocated nodes.
-            told: start of the progress line, before the node names: who allocated them.
+            nodes: the allocated nodes.
+            source: start of the progress line, before the node names: who allocated them.
             patience: see `ClusterNode.inspected`.
-            known: fields of the plan that do not come from the inspection.
+            previous: fields of the plan that do not come from the inspection.
         """
         gang, names = self.gang, [node.name for node in nodes]
         say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
