@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readability import Figures, by_folder, measure, total
+from tests.readability import Figures, by_folder, is_vague, measure, total
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = ROOT / "docs" / "explanation" / "vocabulary.md"
@@ -101,6 +101,11 @@ def test_figure_counts_its_own(source: str, figure: str, count: int) -> None:
 def test_module_with_a_vague_name_counts() -> None:
     places = measure("x = 1", Path("pool/found.py")).listed("definitions")
     assert [str(place) for place in places] == ["skymagic/pool/found.py:1: found"]
+
+
+def test_no_module_has_a_vague_name() -> None:
+    paths = sorted((ROOT / "skymagic").rglob("*"))
+    assert [path for path in paths if is_vague(path.stem)] == [], ADVICE["definitions"]
 
 
 def exists(name: str) -> bool:
