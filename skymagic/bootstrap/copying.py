@@ -10,7 +10,7 @@ and the system's tar. It answers each line of its standard input with one line, 
 
     {"pem", "address", "unless"}
         the port where the next host reaches it, or null if the file `unless` exists
-    {"upstream", "folder", "names", "place"}
+    {"upstream", "folder", "names", "target"}
         whether the complete copy is on this host
 
 A frame is a 4-byte length followed by that many bytes. An empty frame ends the stream, so that a
@@ -213,7 +213,7 @@ class ChainLink:
             folder: skymagic's folder on this host.
             names: paths below `folder` to copy, the environment first.
             upstream: address and port of the previous host; () for the first host.
-            place: the upload folder, into which the copies are put.
+            target: the upload folder, into which the copies are put.
             source: skymagic's folder on the first host.
             last: whether this is the last host of the chain.
         """

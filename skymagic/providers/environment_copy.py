@@ -317,7 +317,7 @@ class CopyChain:
         if before is not None:
             request |= {
                 "upstream": before.address,
-                "place": link.place,
+                "target": link.place,
                 "source": self._group[0].facts.folder,
             }
         return _answer(link.process, request)

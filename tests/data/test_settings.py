@@ -17,8 +17,8 @@ pool = borrowed("--ranks 1", IMPORTS)
 NOTE = ": set in the notebook only, because each rank has its own settings"
 FORGET = """from skymagic.data.capture import assignments as _assignments
 import skymagic as _sky
-_assignments.of(globals()).settings.clear()
-_assignments.of(globals()).on_modules.clear()
+_assignments.assignments_of(globals()).settings.clear()
+_assignments.assignments_of(globals()).on_modules.clear()
 _sky.find('main').pool.shipper.notes._said.clear()"""
 
 

@@ -142,7 +142,7 @@ def test_stop_at_a_question_is_a_no_without_traceback(notebook: Notebook) -> Non
 )
 def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
     questions, _ = notebook.answering(
-        "from skymagic.display.live import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')",
+        "from skymagic.display.live import ask_yes_no\nsaid = ask_yes_no('4 machines: $87.83 per hour')",
         answer,
     )
     assert questions == ["4 machines: $87.83 per hour. Go ahead? [y/N] "]
@@ -150,22 +150,22 @@ def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
 
 
 def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -> None:
-    notebook.run("from skymagic.display.live import confirmed\nsaid = confirmed('?')")
+    notebook.run("from skymagic.display.live import ask_yes_no\nsaid = ask_yes_no('?')")
     assert notebook.value("said") is False, "papermill, nbconvert"
     questions, _ = notebook.answering(
-        "import threading\none = threading.Thread(target=lambda: globals().update(said=confirmed('?')))\none.start(); one.join()",
+        "import threading\none = threading.Thread(target=lambda: globals().update(said=ask_yes_no('?')))\none.start(); one.join()",
         "y",
     )
     assert questions == []
     assert notebook.value("said") is False
     notebook.run("import os\nos.environ['SKYMAGIC_NONINTERACTIVE'] = '1'")
-    questions, _ = notebook.answering("said = confirmed('?')", "y")
+    questions, _ = notebook.answering("said = ask_yes_no('?')", "y")
     notebook.run("del os.environ['SKYMAGIC_NONINTERACTIVE']")
     assert questions == []
     assert notebook.value("said") is False
 
 
-ASK = "from skymagic.display.live import confirmed; print('said', confirmed('?'))"
+ASK = "from skymagic.display.live import ask_yes_no; print('said', ask_yes_no('?'))"
 
 
 @pytest.mark.parametrize("stdin", [subprocess.DEVNULL, subprocess.PIPE])

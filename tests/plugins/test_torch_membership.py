@@ -97,7 +97,7 @@ def test_a_rank_fails_where_there_is_no_numpy(tmp_path: Path) -> None:
 JOINED = """
 import json, os, sys, torch, torch.distributed as dist
 from dataclasses import asdict
-from skymagic.plugins._torch.backends import Posted
+from skymagic.plugins._torch.backends import RankHardware
 from skymagic.plugins._torch.groups import Group
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
@@ -105,7 +105,7 @@ reader, writer = os.pipe()
 stranger = os.fork()
 if not stranger:
     store = dist.TCPStore("127.0.0.1", int(os.read(reader, 16)), is_master=False)
-    dist.PrefixStore("backend", store).set("1", json.dumps(asdict(Posted("here"))))
+    dist.PrefixStore("backend", store).set("1", json.dumps(asdict(RankHardware("here"))))
     dist.init_process_group("gloo", store=dist.PrefixStore("skymagic-0", store), rank=1, world_size=2)
     dist.all_gather([torch.empty(32, dtype=torch.uint8) for _ in range(2)], torch.zeros(32, dtype=torch.uint8))
     os._exit(0)

@@ -71,7 +71,7 @@ def taken(machines: Machines, instance: str) -> None:
 
 def counted(notebook: Notebook) -> int:
     """How many machines are counted as running."""
-    count = "sum(one.machines for one in __import__('skymagic.providers.aws.ledger', fromlist=['_']).every() if one.ended is None)"
+    count = "sum(one.machines for one in __import__('skymagic.providers.aws.ledger', fromlist=['_']).all_rents() if one.ended is None)"
     return int(notebook.value(count))
 
 

@@ -308,7 +308,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     """Before programs begin, while they do, and when all is copied; the next start works."""
     told: list[str] = []
     lab.forget()
-    for step in ("copying.program", "_answer", "Chain.discard"):
+    for step in ("copying.program", "_answer", "CopyChain.discard"):
         called, once = attrgetter(step)(environment_copy), threading.Semaphore(1)
 
         def pressed(
