@@ -51,6 +51,7 @@ class IncomingFile:
 
     def begin(self, remaining: int) -> None:
         """Handle the server's reply with the number of bytes to come."""
+        # After a reconnect the memory exists already, and receives the rest.
         if remaining < 0:
             self.problem = FileNotFoundError("the file no longer exists on the node")
         elif self.memory is None:
@@ -200,7 +201,9 @@ class StoreClient:
         """
         # A new number for each attempt, so that late pieces of an earlier one are ignored.
         number = next(self._numbers)
+        # Read before the request is sent: a connection that is lost meanwhile ends the wait.
         transport = self._transport
+        # Before the request, so that the reply finds it.
         self._downloads[number] = download
         try:
             # Resumes at the received bytes. If the connection is lost, the caller tries again.

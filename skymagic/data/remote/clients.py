@@ -156,6 +156,7 @@ class StoreClients:
         client.close()
 
     def _received(self, node: int, message: store.StoreMessage | None) -> None:
+        # Looked up at each call: `on_message` is set after the clients exist.
         self.on_message(node, message)
 
 

@@ -342,6 +342,7 @@ class Replication:
             ]
             # Set before anything is sent, so that replies find the node's source.
             file.placement.sources.update(plan)
+        # Without the lock, which the clients' threads need to handle the replies.
         for node, source in plan:
             if source == NOTEBOOK:
                 self._upload(file, node, progress)
@@ -370,6 +371,7 @@ class Replication:
         for piece in _copies(file.pieces):
             if file.problem is not None:
                 raise file.problem
+            # The connection was lost, or the node has reported a failure: `settle` plans again.
             if not sending or file.placement.sources.get(node) != NOTEBOOK:
                 return
             state.update(piece)

@@ -21,6 +21,7 @@ from skymagic.data.store.store import digest
 from skymagic.errors import CaptureError
 from skymagic.wire.values import BindOrder, ModuleSource, SentModule
 
+# Unequal to all values of a variable; None stands for one that is not set.
 _NEVER = object()
 
 
@@ -186,6 +187,7 @@ class Bindings:
             for digest in digests:
                 for function, names in self._reads.get(digest, {}).items():
                     names_by_function.setdefault(function, set()).update(names)
+            # Reversed, because the last entry of a name remains.
             first = {
                 name: function
                 for function in sorted(names_by_function, reverse=True)

@@ -146,6 +146,7 @@ class Collector:
             used_names, annotated = variable.pickled.uses, variable.pickled.hints
             if not used_names and not annotated:
                 return used_names
+            # What an optional value uses remains optional.
             if name in needed:
                 needed.update(used_names)
             # As the reason, a real use takes precedence over an annotation.
@@ -244,6 +245,7 @@ class Collector:
             Exception: the value cannot be pickled.
         """
         cached = self._immutables.get(name)
+        # By identity: an equal constant may have another type, as 1 and True do.
         if cached is not None and cached.value is value:
             return cached
         variable = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
@@ -255,6 +257,7 @@ class Collector:
     def identity(self, name: str, value: object) -> str:
         """Return a fingerprint of a value based on its identity alone."""
         entry = self._unpicklable.get(name)
+        # The entry keeps the value alive, so that no other object gets its id.
         if entry is None or entry[0] is not value:
             entry = self._unpicklable[name] = (value, f"object {id(value)}")
         return entry[1]

@@ -118,6 +118,7 @@ class Fingerprints:
         previous = self.known.get(variable.name)
         holds = previous is not None and previous.holds(value)
         if previous is not None and previous.stream == stream:
+            # Another object with the same contents: from now on this is the one to compare with.
             if not holds:
                 self.known[variable.name] = previous._replace(value=_reference(value))
             variable.fingerprint = previous.fingerprint
@@ -187,6 +188,7 @@ def _place(memory: Content) -> tuple[int, int]:
     numpy = sys.modules.get("numpy")
     if isinstance(memory, memoryview) and numpy is not None and memory.nbytes:
         return numpy.frombuffer(memory, numpy.uint8).__array_interface__["data"][0], memory.nbytes
+    # No memory has this length, so an identity is never taken for an address.
     return id(memory), -1
 
 
@@ -301,6 +303,7 @@ class Comparison:
         return {
             name: "assigned in the cell"
             for name in sorted(names & held)
+            # A default of no fixed type: None would count as a constant.
             if type(self._namespace.get(name, self)) in FIXED_TYPES
         }
 
@@ -457,10 +460,12 @@ class Comparison:
         if last is None or last.nbytes < _LARGE or not last.holds(self._namespace[name]):
             return False
         mark = self._marked(name, last.fingerprint)
+        # A rank without the value need not be considered.
         return all(fingerprints.get(name, mark) == mark for fingerprints in held)
 
     def _differs(self, previous: str | None, mark: str | None) -> bool:
         """Return True if a value on the ranks differs although no cell has assigned it since."""
+        # The number of the last assignment follows the `@`; see `_marked`.
         return (
             previous is not None
             and mark is not None

@@ -231,6 +231,7 @@ class SentLinks:
             return {variable.name: SentValue(variable.stream, table)} if variable.objects else {}
         sent_values = {}
         nested: list[tuple[int, Variable]] = []
+        # The values of a group have the numbers -1, -2, … in its table.
         for index, variable in enumerate(group):
             if not variable.fixed:
                 self.see(variable)
@@ -292,5 +293,6 @@ def _tables(sent: SentValue) -> set[int]:
 def _overlap(span_list: Sequence[Span], other: Sequence[Span]) -> bool:
     if not span_list or not other:
         return False
+    # Two values with common memory form one group.
     both = [Pickled((), (), spans=tuple(spans)) for spans in (span_list, other)]
     return len(groups(both, [frozenset(), frozenset()])) == 1

@@ -157,6 +157,7 @@ class Packer:
     def _bundle(self, group: list[Variable], ranks: list[int], links: PickleLinks | None) -> None:
         first = group[0]
         pickled, parts = first.pickled, first.parts
+        # A single value without links is sent as it was pickled for the comparison.
         if len(group) > 1 or links is not None:
             value = _together(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder, links=links)
@@ -203,8 +204,10 @@ def _numbered(links: PickleLinks, fallback: Pickled | None) -> list[tuple[Ref, i
     numbers = pickling.numbers(fallback) if fallback is not None else {}
     for handle, region in (pickling.storages(fallback) if fallback is not None else {}).items():
         linked = links.memory.storages.get(handle)
+        # The storage of the fallback can stand for the rank's only if both hold the same bytes.
         if linked is not None and (linked.start, linked.stop) == (region.start, region.stop):
             numbers[id(linked.stands)] = numbers[id(region.stands)]
+    # In the order of the indices that `PickleLinks.number` has given.
     return [(links.objects[key], numbers.get(key)) for key in links.used]
 
 

@@ -94,6 +94,8 @@ class Unpacking:
             if ref.group:
                 group = self._groups.setdefault(ref.group, _PackedGroup(set(range(ref.count))))
                 self._leave(ref, group)
+                # Other values of the group still need the file, or opening the group has unlinked
+                # it.
                 if group.waiting or group.values is not None:
                     return
             if ref.file:

@@ -100,6 +100,7 @@ def read_parts(
 
     def part(location: Location) -> Buffer:
         if isinstance(location, str):
+            # Not bytes, so that arrays over this memory are writable.
             return bytearray(base64.b64decode(location))
         number, offset, nbytes = location
         # Equal arrays have the same location. Each gets separate memory, as distinct arrays.

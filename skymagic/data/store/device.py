@@ -173,6 +173,7 @@ class _Staging:
         def finished() -> memoryview:
             if event is not None:
                 event.synchronize()
+            # The view does not keep `target` alive, but `_buffers` does.
             return memoryview((ctypes.c_ubyte * nbytes).from_address(target.data_ptr())).cast("B")
 
         return finished

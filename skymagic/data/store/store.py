@@ -94,6 +94,7 @@ def make_overflow(directory: str | os.PathLike[str]) -> Path:
             created.rmdir()
             if not overflow(directory).is_dir():
                 link.unlink(missing_ok=True)
+    # The temp directory is shared: what the link leads to must belong to this user.
     private(target)
     return target
 
@@ -103,6 +104,7 @@ def remove(directory: str | os.PathLike[str]) -> None:
 
     Safe to call twice.
     """
+    # The overflow first, because the link to it is in the store's directory.
     shutil.rmtree(overflow(directory), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -182,6 +184,7 @@ class NodeStore(Store):
 
     def give(self, pieces: Iterable[Content], nbytes: int) -> str:
         """Write a file for another process, which unlinks it with `take`, and return its name."""
+        # Held throughout, so that no other thread evicts the file before it has its new name.
         with self._lock:
             key = self.put(None, pieces, nbytes)
             file = self._files.pop(key)
@@ -194,6 +197,7 @@ class NodeStore(Store):
     def take(self, name: str, node: int = 0) -> memoryview:
         path = self.path(name)
         view = map_private(path)
+        # The mapping outlives the file's name.
         path.unlink()
         return view
 
@@ -261,6 +265,7 @@ def private(directory: Path) -> None:
         PermissionError: it belongs to another user or is accessible to others.
     """
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
+    # Not `stat`: a link could lead to a directory of another user.
     status = directory.lstat()
     if (
         not stat.S_ISDIR(status.st_mode)
@@ -310,6 +315,7 @@ class Partial:
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._descriptor)
+        # After `finish` no file has this name.
         self._path.unlink(missing_ok=True)
 
     def write(self, view: memoryview) -> None:
@@ -337,6 +343,7 @@ class Partial:
 
     def finish(self, name: str) -> None:
         """Rename the file to its final name."""
+        # Atomic: other processes see the whole file or none.
         self._path.rename(self._path.with_name(name))
 
     def _open(self, directory: Path) -> None:
@@ -370,6 +377,7 @@ def map_private(path: Path) -> memoryview:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         nbytes = os.fstat(descriptor).st_size
+        # No mapping can be empty.
         return _map(descriptor, nbytes) if nbytes else memoryview(bytearray())
     finally:
         os.close(descriptor)
@@ -402,6 +410,7 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    # Each slice of the view keeps this array alive, and with it the mapping.
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     # Not at exit, when the operating system unmaps everything anyway.
     weakref.finalize(memory, _unmap, address, nbytes).atexit = False

@@ -28,6 +28,7 @@ from skymagic.data.values.memory import (
 )
 from skymagic.data.values.rebuild import here
 
+# Not `w+` again: it would overwrite the file.
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
 """Maps the mode of a map to the mode that another process uses to map the file again.
 
@@ -40,6 +41,7 @@ def reduce_map(array: Any) -> tuple[Any, ...] | None:
 
     Return None if the contents have to travel.
     """
+    # A slice of a map has an array as its base, but NumPy gives it the offset of the whole map.
     if not here.same_files or array.mode not in _MODES or not isinstance(array.base, mmap.mmap):
         return None
     try:
@@ -242,6 +244,7 @@ def bounds(array: Any) -> tuple[int, int]:
     """Return the first address of an array's elements, and the one after the last."""
     start = stop = _address(array)
     for count, stride in zip(array.shape, array.strides, strict=True):
+        # The elements after the first lie before it in memory.
         if stride < 0:
             start += (count - 1) * stride
         else:
@@ -255,6 +258,7 @@ def _address(array: Any) -> int:
 
 def _dtype(dtype: Any) -> Any:
     """Return the dtype's short name if it is unambiguous: it pickles ten times faster."""
+    # `isbuiltin` is 2 for dtypes that other packages register: their short names identify nothing.
     return (
         dtype.str
         if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1)

@@ -74,6 +74,8 @@ def contents_hash(
         Unknown: the value has too many objects.
     """
     if type(value) in _NESTED and _is_tree(value):
+        # Version 2 of the format, here and below: later ones mark objects that occur twice, so that
+        # the bytes depend on which equal strings are identical.
         return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
     return Contents(reduce, form, hashes, leaves).of(value)
 
@@ -147,6 +149,7 @@ class Contents:
     def sequence(self, values: Sequence[Any]) -> None:
         """Add values in their order."""
         kinds = set(map(type, values))
+        # Large byte strings go through `memory`: their hashes may be known already.
         large = bytes in kinds and any(
             type(value) is bytes and len(value) >= LARGE for value in values
         )
@@ -188,6 +191,8 @@ class Contents:
         hashed_values = [(self._apart(value), value) for value in values]
         self.say("unordered", len(hashed_values))
         # The order of the hashes is the same however the values were inserted.
+        # Added once more in that order, so that objects in them are numbered and shared ones
+        # noticed.
         for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
             self.add(value)
 
@@ -230,6 +235,7 @@ class Contents:
             name = reduced if isinstance(reduced, str) else value.__qualname__
             self.say("name", pickle.whichmodule(value, name), name)  # type: ignore[attr-defined]
             return
+        # The parts may exist in this tuple alone; once freed, their addresses would be reused.
         self._keep.append(reduced)
         function, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         self.add(function)
@@ -239,6 +245,7 @@ class Contents:
         if isinstance(state, dict) and setter is None:
             if not self.again(state):
                 self.attributes(value, state)
+        # The state of an instance with slots: a pair of its `__dict__`, or None, and the slots.
         elif (
             setter is None
             and isinstance(state, tuple)
@@ -353,6 +360,7 @@ def _list(contents: Contents, value: list[Any]) -> None:
 
 def _dict(contents: Contents, value: dict[Any, Any]) -> None:
     contents.say("dict")
+    # In the order of insertion, which code that iterates over the dict sees.
     contents.sequence(list(value))
     contents.sequence(list(value.values()))
 

@@ -47,6 +47,7 @@ def class_state(cls: type[enum.Enum]) -> tuple[dict[str, object], list[Any]]:
         else:
             attributes[name] = value
     attributes[_REPEATED] = tuple(repeated)
+    # An alias is another name of a member, which is listed once.
     members = list(dict.fromkeys(map(_Identity, cls._member_map_.values())))
     member_ids = {id(entry.member) for entry in members}
     # Flag's operators add composite members on first use, which does not change the enumeration.
@@ -90,6 +91,7 @@ def reduce_member(member: enum.Enum) -> Reduced:
     base, args = _bare(member)
     if isinstance(name, str) and cls._member_map_.get(name) is member:
         return new_member, (cls, name, base, args)
+    # By identity: a member's own `__eq__` may be user code.
     is_registered = next(
         (True for registered in cls._value2member_map_.values() if registered is member), False
     )
@@ -146,10 +148,12 @@ def new_enum(
     existing = rebuild.known_class(tracker)
     if existing is not None:
         return existing
+    # `new_member` fills these maps before the state of the class arrives.
     space = {**first, "_member_map_": {}, "_value2member_map_": {}}
     with rebuild.quiet(bases):
         cls: type = type.__new__(meta, name, bases, space)
     if isinstance(cls, abc.ABCMeta):
+        # `ABCMeta.__new__` would have done this, but was bypassed.
         abc._abc_init(cls)  # type: ignore[attr-defined]
     return rebuild.track(_cloud._lookup_class_or_track(tracker, cls))
 

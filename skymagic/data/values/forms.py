@@ -180,6 +180,7 @@ def _frame(contents: Contents, frame: Any) -> None:
     with contents.unshared():
         if frame.ndim == 1:
             contents.add(frame.name)
+            # Not `values`, which converts extension arrays to NumPy and drops time zones.
             contents.add(frame._values)
             return
         contents.add(frame.columns)
@@ -244,6 +245,7 @@ def _artist(contents: Contents, artist: Any) -> None:
         contents.add(figure)
     else:
         picture = io.BytesIO()
+        # Raw pixels, without the metadata of a file format.
         artist.savefig(picture, format="rgba", dpi="figure")
         contents.say("picture", *map(float, artist.bbox.size))
         contents.memory(picture.getvalue())

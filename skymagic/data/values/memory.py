@@ -60,6 +60,7 @@ class Layout:
     def find(self, start: int, stop: int) -> MemoryBlock | None:
         """Return the block that covers these addresses, or None."""
         index = bisect_right(self.starts, start) - 1
+        # Blocks are sorted and do not overlap: only the last one that starts there can cover them.
         block = self.blocks[index] if index >= 0 else None
         return block if block is not None and stop <= block.stop else None
 
@@ -108,6 +109,8 @@ def _separate(spans: Sequence[Span]) -> bool:
 
 def overlap(spans: Iterable[Span]) -> bool:
     """Return True if any of these spans share an address; their owners must be different."""
+    # Neighbours suffice: if two spans overlap, so do the first of them and its successor. With
+    # different owners, sorting never compares the bases, which may be None.
     return any(after.start < before.stop for before, after in pairwise(sorted(spans)))
 
 

@@ -171,6 +171,7 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
     Args:
         marks: for each pickle, the identities of its mutable objects.
     """
+    # No value refers to memory, and no mark occurs twice.
     if not any(pickled.spans for pickled in pickles) and len(frozenset().union(*marks)) == sum(
         map(len, marks)
     ):
@@ -236,6 +237,7 @@ class PlainPickler(pickle.Pickler):
         super().__init__(self.out, 5)
 
     def reducer_override(self, obj: object) -> Any:
+        # The C pickler calls this only for objects of types that it has no own code for.
         raise _NotPlain
 
 
@@ -254,6 +256,7 @@ def plainly(value: object) -> Pickled | None:
     _local.pickler = None  # in use
     try:
         pickler.dump(value)
+    # The pickler is not reused: its memo and its stream hold parts of this value.
     except _NotPlain:
         return None
     pieces = pickler.out.pieces()

@@ -104,11 +104,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if changeable(type(value)):
             self.marks.add(id(value))
         self.marks -= self.tracker.private
+        # The memo does not change after `dump`, so it is searched once.
         self._listed = False
         return frozenset(self.marks)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        # Chosen once per pickler, not per process: the choice also records packages and flags of
+        # this value.
         try:
             reduce = self._kinds[kind]
         except KeyError:
@@ -126,6 +129,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return own
         if issubclass(kind, types.ModuleType):
             return ValuePickler._module
+        # Only on the way from the notebook: `folder` is None on a rank, and empty where a value is
+        # only taken apart to hash it.
         knows_world = worlds.check_for(kind) if self.folder else None
         if knows_world is None:
             return self._reducer_of_process(kind)
@@ -162,6 +167,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _plain_reducer(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
         """Return the reducer for types that may have any number of instances."""
         memory = arrays.reducer_for(kind)
+        # The class's own code may decide what is pickled, and may decide otherwise the next time.
         if changeable(kind) and (
             memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")
         ):
@@ -329,6 +335,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reduced is NotImplemented:
             self._refer(cls.__module__)
             return NotImplemented
+        # cloudpickle reduces types without a public name to a call: `type(None)` and the like.
         if len(reduced) != 6:
             return reduced
         if cls.__module__ == self.namespace.get("__name__"):
@@ -364,6 +371,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.hints.setdefault(name, value.__qualname__)
 
     def _function(self, function: types.FunctionType) -> Any:
+        # Decided by the globals: `functools.wraps` copies `__module__` from the function that it
+        # wraps.
         is_notebook_function = function.__globals__ is self.namespace
         if not is_notebook_function and _cloud._should_pickle_by_reference(function):
             self._refer(function.__module__)
@@ -403,6 +412,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _module(self, module: types.ModuleType) -> Any:
         path = rebuild.module_path(module)
         if path is None or _cloud._is_registered_pickle_by_value(module):
+            # cloudpickle rebuilds a dynamic module of exactly this class, and knows no subclass of
+            # it.
             if type(module) is types.ModuleType:
                 return NotImplemented
             return self._part(singletons.reduce_module(module), module)
@@ -444,6 +455,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         module = sys.modules.get(function.__module__)
         inner = function.__wrapped__
         if getattr(inner, "__globals__", None) is not self.namespace and module is not None:
+            # `lru_cache` reduces itself to its qualified name, which the other side can import.
             return NotImplemented
         parameters = function.cache_parameters()
         return rebuild.cached, (inner, parameters["maxsize"], parameters["typed"])
@@ -458,6 +470,7 @@ class _LinkedPickler(ValuePickler):
         super().__init__(namespace, folder, tracker)
         self.links = links
 
+    # In a class of its own: a pickler that has this method calls it for each object.
     def persistent_id(self, obj: object) -> int | None:
         return self.links.number(obj)
 
@@ -475,6 +488,7 @@ def pickler_for(
     )
     if links is None:
         return ValuePickler(namespace, folder, tracker)
+    # `dumps` may pickle a value twice: only the links of the last pass count.
     links.used.clear()
     return _LinkedPickler(namespace, folder, tracker, links)
 

@@ -114,8 +114,10 @@ def dumps(
         Exception: any error from the value's own reduction, usually `pickle.PicklingError` or
             `TypeError`.
     """
+    # `globals()` stands for the namespace of the other side, not for a copy of this one.
     if value is namespace:
         value = _NamespacePlaceholder()
+    # Not with links: a list in the value may be one that the other side already has.
     plain = plainly(value) if links is None else None
     if plain is not None:
         return plain
@@ -182,6 +184,7 @@ def loads(
     finally:
         here.weak = weak
         for name, value in here.lent:
+            # Unless the code that was run meanwhile has bound the name to something else.
             if namespace.get(name) is value:
                 del namespace[name]
         here.namespace, here.lent = before, lent
@@ -288,6 +291,8 @@ def with_state(pickled: Pickled, keys: Set[int]) -> Set[int]:
         if type(obj) is types.FunctionType:
             constant.add(key)
         elif getattr(getattr(type(obj), "__dataclass_params__", None), "frozen", False):
+            # The state that `object.__reduce_ex__` returns is the `__dict__` itself, so it has a
+            # number as well.
             constant.update((key, id(getattr(obj, "__dict__", None))))
     return keys - constant
 
@@ -378,6 +383,8 @@ class Accompanied:
         self.names, self.value = names, value
 
     def __reduce__(self) -> Any:
+        # The unpickler rebuilds arguments in their order: the names are bound before the value
+        # needs them.
         return rebuild.accompanied, tuple(_Lent(*item) for item in self.names.items()) + (
             self.value,
         )

@@ -88,6 +88,7 @@ def module_path(module: types.ModuleType) -> tuple[str, str] | None:
     if sys.modules.get(name) is module:
         return (name, "") if name != "__main__" else None
     if type(module) is not types.ModuleType:
+        # A copy, because another thread may import a module meanwhile.
         for registered, other in list(sys.modules.items()):
             if other is module and registered != "__main__":
                 return registered, ""
@@ -220,6 +221,7 @@ def imports(names: Iterable[str], space: Namespace) -> dict[str, tuple[str, str]
         if not (isinstance(source, str) and isinstance(what, str) and what.isidentifier()):
             continue
         loaded = sys.modules.get(source)
+        # What the notebook defines itself is no import, even if it is a module of that name.
         if vars(loaded or object).get(what) is value and vars(loaded) is not space:
             sources[name] = (source, what)
     return sources
@@ -259,6 +261,7 @@ def cached(function: Any, maxsize: int | None, typed: bool) -> Any:
 def cached_property(function: Any, name: str) -> Any:
     """Create a `cached_property` that knows its name."""
     prop = functools.cached_property(function)
+    # The owner does not matter: `__set_name__` records the name alone.
     prop.__set_name__(object, name)
     return prop
 
@@ -304,6 +307,7 @@ def new_class(
             cls = types.new_class(
                 name, bases, {"metaclass": meta}, lambda space: space.update(members)
             )
+    # Another thread may have created the class meanwhile: all use the first one.
     return track(_cloud._lookup_class_or_track(tracker, cls))
 
 
@@ -320,6 +324,7 @@ def fill_class(cls: type, state: Any, setter: Callable[[Any, Any], object] | Non
             return
         for name in previous.members - current.members:  # deleted in the defining process
             if name in vars(cls):
+                # Bypass a metaclass's own `__delattr__`.
                 type.__delattr__(cls, name)
         _arrived[cls] = current
         (setter or _cloud._class_setstate)(cls, state[:2])
@@ -419,6 +424,8 @@ def hold(numbered: bool) -> None:
 
 
 def _references(objects: list[Any]) -> list[int]:
+    # Counts include the references of this comprehension, as does the one that `hold` compares
+    # with.
     return [sys.getrefcount(obj) for obj in objects]
 
 
@@ -430,6 +437,7 @@ def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> N
     state, items, pairs = parts
     if items:
         list.extend(value, items)
+    # `dict.__setitem__` would leave the key out of the order that an OrderedDict keeps.
     setter: Any = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
     for key, item in pairs.items():
         setter(value, key, item)
@@ -437,6 +445,7 @@ def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> N
         if state is not None:
             value.__setstate__(state)
         return
+    # The state of an instance with slots is a pair: its `__dict__`, or None, and the slots.
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     if attributes:
         object.__getattribute__(value, "__dict__").update(attributes)

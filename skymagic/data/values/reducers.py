@@ -36,6 +36,7 @@ def reducer_for(kind: type) -> Callable[[Any], Any] | None:
 
     A reducer returns the same as `__reduce__`.
     """
+    # A kernel replaces the standard streams by objects of its own classes.
     if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
         return _stream
     return _REDUCERS.get(kind)
@@ -57,7 +58,10 @@ def _cell(cell: types.CellType) -> Any:
     try:
         contents = (cell.cell_contents,)
     except ValueError:
+        # The cell is empty: its variable was not assigned yet.
         return types.CellType, ()
+    # In a tuple, because pickle ignores a state of None.
+    # In a tuple, because pickle ignores a state of None.
     return types.CellType, (), contents, None, None, rebuild.fill_cell
 
 
@@ -186,6 +190,7 @@ def _delegates(kind: type) -> bool:
 def _instance(value: Any) -> Any:
     """Reduce an object so that its items and attributes are set without its class's methods."""
     reduced = value.__reduce_ex__(5)
+    # A sixth entry is a function that sets the state in the class's own way.
     if isinstance(reduced, str) or len(reduced) > 5:
         return reduced
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -234,6 +239,7 @@ def may_be_sentinel(kind: type) -> bool:
         _default(kind, "__reduce_ex__", "__reduce__", "__getstate__")
         and kind not in copyreg.dispatch_table
     )
+    # `_default` sees methods of class statements only; those of C types are found here.
     reduces_itself = (
         "__reduce_ex__" in vars(base) or "__reduce__" in vars(base) for base in kind.__mro__[:-1]
     )
@@ -334,6 +340,7 @@ def recognise(cls: type) -> None:
 
     A second, identical class in the same process gets the next number.
     """
+    # cloudpickle's own lock, which guards both dicts against its own use on other threads.
     with _cloud._DYNAMIC_CLASS_TRACKER_LOCK:
         if cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS:
             return
@@ -366,6 +373,7 @@ def _described(value: Any) -> str:
         return " ".join(_described(part) for part in (value.fget, value.fset, value.fdel))
     if isinstance(value, types.FunctionType):
         return _code(value.__code__)
+    # Only its type: a `repr` may contain an address, which differs between ranks.
     return type(value).__qualname__
 
 

@@ -88,6 +88,7 @@ def jax_dataclass(cls: Any, data: tuple[str, ...], meta: tuple[str, ...]) -> Non
     if cls in _get(_JAX, "_registry", {}):
         return
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    # jax raises unless each field of `__init__` is in one of the three lists.
     dropped = [field.name for field in fields if field.init and field.name not in (*data, *meta)]
     jax.tree_util.register_dataclass(cls, list(data), list(meta), dropped)
 
@@ -96,6 +97,7 @@ def jax_node(cls: Any, flatten: Any, unflatten: Any, with_keys: Any) -> None:
     """Register a class as `jax.tree_util.register_pytree_node` does."""
     import jax
 
+    # jax raises for a class that is registered already.
     if cls not in _get(_JAX, "_registry", {}):
         jax.tree_util.register_pytree_node(cls, flatten, unflatten, with_keys)
 
@@ -122,6 +124,7 @@ def torch_node(cls: type, flatten: Any, unflatten: Any, options: dict[str, objec
     """Register a class as `torch.utils._pytree.register_pytree_node` does."""
     from torch.utils import _pytree
 
+    # torch raises for a class that is registered already.
     if cls not in _pytree.SUPPORTED_NODES:
         _pytree.register_pytree_node(cls, flatten, unflatten, **options)
 
@@ -220,6 +223,7 @@ def _virtual_bases(cls: type) -> Iterator[Registration]:
         _virtual.token = abc.get_cache_token()
         _virtual.bases = _read_virtual_bases()
     for base in _virtual.bases.get(id(cls), ()):
+        # By identity once more: the class that had this id may be gone.
         if any(registered is cls for registered in _registered(base)):
             yield f"{base.__name__}.register", virtual_base, (base,)
 
@@ -229,6 +233,7 @@ def _read_virtual_bases() -> dict[int, list[type]]:
     visited: set[type] = set()
     todo: list[type] = [object]
     while todo:
+        # Called through `type`: as a method of the class it would fail for `type` itself.
         bases: list[type] = type.__subclasses__(todo.pop())
         for base in bases:
             if base in visited:
@@ -244,6 +249,7 @@ def _read_virtual_bases() -> dict[int, list[type]]:
 
 def _registered(base: type) -> Iterator[type]:
     """Iterate over the classes that were registered with an abstract class."""
+    # Private to `abc`, which has no public function for this.
     dump: Any = vars(abc)["_get_dump"]
     references, *_ = dump(base)
     return (registered for reference in references if (registered := reference()) is not None)

@@ -92,6 +92,7 @@ class Search(Shards):
         self.tensors.append(part)
         if part.grad is not None:
             self.tensors.append(part.grad)
+        # Any reduction will do: the pickle of this pass is discarded.
         return str, ()
 
     def wrapper(self, module: Any) -> Any:
@@ -182,6 +183,7 @@ def whole(
         return
     matching, problems = _agreed(searches)
     gathered = Whole(problems=problems)
+    # The parameters stay whole until the caller, inside this context, has pickled the values.
     with contextlib.ExitStack() as stack:
         # Sorted, because the collectives must run in the same order on all ranks.
         for name in sorted(matching):
@@ -191,6 +193,7 @@ def whole(
                     # Without `use_orig_params` the parameters are temporary and have no gradients.
                     grads = module._use_orig_params
                     stack.enter_context(summon(module, writeback=False, with_grads=grads))
+                    # `summon_full_params` includes nested FSDP modules by default.
                     nested = (
                         submodule
                         for submodule in module.modules()
@@ -289,6 +292,7 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             # Only within this value, so that all ranks do the same: a shard that was gathered for
             # another name is gathered again.
             done.add(id(part))
+            # Detached, because `full_tensor` is differentiable and would record the gathering.
             gathered = full_tensor(part.detach())
             if keep and id(part) not in into:
                 into[id(part)] = on_host(gathered)

@@ -134,6 +134,7 @@ def is_plain(tensor: Any) -> bool:
         and tensor.is_cpu
         and tensor.layout is strided
         and tensor.dtype in dtypes
+        # Negation and conjugation may be bits of the tensor: its memory holds other numbers.
         and not (tensor.__dict__ or tensor.is_neg() or tensor.is_conj())
         and not (has_names is not None and has_names(tensor))
     )
@@ -258,6 +259,7 @@ def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
     """Reduce a storage on any device to its bytes, which arrive on the CPU."""
     canonical = _canonical(tracker, storage)
+    # Another Python object for the same storage, whose bytes travel once.
     if canonical is not storage:
         return same, (canonical,)
     if storage.device.type != "cpu":
@@ -294,6 +296,7 @@ def on_host(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if tensor.device.type == "cpu":
         return tensor
+    # The memory of a lazily conjugated or negated tensor holds other numbers.
     plain = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
     copy = DeviceBytes(plain.view(torch.uint8), []).read()
     flat = torch.frombuffer(copy, dtype=torch.uint8) if copy else torch.empty(0, dtype=torch.uint8)
@@ -340,6 +343,7 @@ def _storage(buffer: Any) -> Any:
     import torch
 
     view = writable(buffer)
+    # `torch.frombuffer` refuses an empty buffer.
     return (
         torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
         if view.nbytes
