@@ -213,6 +213,7 @@ def _is_skipped(
         return False
     constant = node.value.value
     plain = type(value) in (bool, int, float, str, bytes, type(None))
+    # With the types, because True equals 1.
     return plain and (type(value), value) != (type(constant), constant)
 
 

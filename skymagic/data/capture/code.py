@@ -26,6 +26,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 _GLOBAL_STORES = {"STORE_NAME", "STORE_GLOBAL"}
+# `del` of a global name requires that it exists, so it counts as a load.
 _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL"}
 _OWN = {"__name__", "__module__", "__qualname__"}
 
@@ -72,6 +73,7 @@ def code_names(code: types.CodeType) -> CodeNames:
                 is_required = not any(start <= step.offset < end for start, end in guarded_ranges)
                 required.update([module] if is_required else ())
             elif step.opname == "IMPORT_FROM":
+                # The IMPORT_NAME of the same statement came just before.
                 imports.add(f"{module}.{step.argval}")
                 required.update([f"{module}.{step.argval}"] if is_required else ())
         inner = [
@@ -126,6 +128,7 @@ def _handles(handler: list[str]) -> bool:
         "NOP",
         "CACHE",
     }
+    # A bare `except:` drops the exception without comparing its type.
     return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (
         check < len(handler) and allowed.issuperset(handler[:check])
     )

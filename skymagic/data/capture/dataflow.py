@@ -52,6 +52,7 @@ class Flow(ast.NodeVisitor):
     def load(self, name: str) -> None:
         if self.reached and name not in self.defined:
             self.loads.add(name)
+        # Removed before they are loaded, so that functions which name each other end the recursion.
         for inner in self._waiting.pop(name, ()):
             self.load(inner)
 
@@ -84,6 +85,7 @@ class Flow(ast.NodeVisitor):
     def finish(self) -> None:
         """Count the bodies of functions that the cell never named: the next cell may call them."""
         self.reached = True
+        # A copy, because `load` removes further entries.
         for name in list(self._waiting):
             for inner in self._waiting.pop(name, ()):
                 self.load(inner)
@@ -193,6 +195,7 @@ class Flow(ast.NodeVisitor):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if not self.postponed:
             self.visit(node.annotation)
+        # `x: int` binds nothing, but `a[i]: int` evaluates `a` and `i`.
         if node.value is not None:
             self.visit(node.value)
             self.visit(node.target)
@@ -253,6 +256,7 @@ class Flow(ast.NodeVisitor):
 
         self.visit(node.iter)
         self.loop(once)
+        # A `break` skips the `else`.
         self.maybe(lambda: self.block(node.orelse))
 
     visit_AsyncFor = visit_For
@@ -269,6 +273,7 @@ class Flow(ast.NodeVisitor):
 
         # `finally` may run after an error at any point, when any name may be missing.
         self.maybe(lambda: self.block(node.finalbody))
+        # A handler starts from the names before the `try`: its body may fail at once.
         self.branches(
             undisturbed, *(lambda each=handler: self._handler(each) for handler in node.handlers)
         )
@@ -283,6 +288,7 @@ class Flow(ast.NodeVisitor):
             self.store(node.name)
         self.block(node.body)
         if node.name:
+            # Python deletes the name at the end of the handler.
             self.defined.discard(node.name)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:

@@ -104,6 +104,7 @@ def _recorded(distribution: importlib.metadata.Distribution) -> Iterable[str]:
     )
 
 
+# The argument is only the key of the cache.
 @lru_cache(maxsize=1)
 def _read(stamp: tuple[object, ...]) -> Environment:
     versions: dict[str, str] = {}

@@ -199,6 +199,7 @@ __future__` imports.
 def _same_code(value: object, other: object) -> bool:
     """Return True if two code objects do the same, regardless of their position in a file."""
     if not isinstance(value, types.CodeType) or not isinstance(other, types.CodeType):
+        # With the types, because True equals 1.
         return type(value) is type(other) and value == other
     return (
         all(getattr(value, name) == getattr(other, name) for name in _CODE_ATTRIBUTES)

@@ -132,6 +132,7 @@ def _from_path(name: str, folder: str) -> tuple[str, bool] | None:
         above = locate(parent, folder)
         if above is None or not above[1]:
             return None
+        # The parent's file is its `__init__.py`, or the directory of a namespace package.
         entries = [above[0] if os.path.isdir(above[0]) else os.path.dirname(above[0])]
     spaces = []
     for entry in entries:
@@ -248,6 +249,7 @@ def is_inside(path: str, folder: str) -> bool:
     root = os.path.realpath(folder)
     if not _is_under(real, root):
         return False
+    # Below the folder only: the folder itself may be among installed packages.
     return not any(
         _is_under(real, directory) for directory in _installed(root)
     ) and not in_packages(real[len(root) :])
@@ -305,6 +307,7 @@ def _listed(file: Path) -> list[str]:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
         return []
+    # `site` executes the lines that start with `import`.
     plain = (line.strip() for line in lines if not line.startswith(("#", "import ", "import\t")))
     return [str(file.parent / line) for line in plain if line]
 

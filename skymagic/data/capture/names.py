@@ -192,6 +192,7 @@ def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> 
 
     A value assigned by a cell does not count.
     """
+    # By identity, so that no value's own `__eq__` is called.
     candidates, outputs = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
     values = (
         {id(value) for value in list(outputs.values())}

@@ -51,9 +51,9 @@ class IncomingFile:
 
     def begin(self, remaining: int) -> None:
         """Handle the server's reply with the number of bytes to come."""
-        # After a reconnect the memory exists already, and receives the rest.
         if remaining < 0:
             self.problem = FileNotFoundError("the file no longer exists on the node")
+        # After a reconnect the memory exists already, and receives the rest.
         elif self.memory is None:
             try:
                 # Anonymous pages: nothing is copied or zeroed in advance, and arrays are aligned.

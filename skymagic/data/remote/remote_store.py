@@ -271,7 +271,7 @@ class RemoteStore(Store):
         bases = {location[0] for location in locations if location}
         if not bases or file.placement.held or file.placement.sources:
             return digests
-        # The missing pieces may be a value of their own, stored earlier, which must stay.
+        # The missing pieces may already be stored as a value, which must stay.
         before = self.keys()
         lacking = [
             piece for piece, location in zip(cut, locations, strict=True) if location is None

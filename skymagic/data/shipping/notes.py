@@ -280,6 +280,7 @@ def raised_by_value(problem: BaseException) -> bool:
 
 def _own_code(problem: BaseException) -> str:
     """Return the name of the value's function that raised this, or "" if the pickler raised it."""
+    # The innermost frame decides: the value's own code is called by the pickler.
     frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__")) if frames else "skymagic"
     return "" if module.partition(".")[0] in _PICKLERS else frames[-1].f_code.co_name
@@ -425,6 +426,7 @@ def _known(value: object) -> tuple[str, str] | None:
     """Return reason and remedy for kinds of objects that never travel, or None."""
     if worlds.knows_world(value):
         return worlds.REASON, worlds.REMEDY
+    # `_KINDS` lists types of C modules without the underscore: `thread.lock`.
     names = {
         type_name(value),
         *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__),

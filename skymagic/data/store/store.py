@@ -265,7 +265,7 @@ def private(directory: Path) -> None:
         PermissionError: it belongs to another user or is accessible to others.
     """
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
-    # Not `stat`: a link could lead to a directory of another user.
+    # Not `stat`: the owner of a link could change where it leads.
     status = directory.lstat()
     if (
         not stat.S_ISDIR(status.st_mode)
@@ -377,7 +377,7 @@ def map_private(path: Path) -> memoryview:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         nbytes = os.fstat(descriptor).st_size
-        # No mapping can be empty.
+        # `mmap` fails for a length of 0.
         return _map(descriptor, nbytes) if nbytes else memoryview(bytearray())
     finally:
         os.close(descriptor)

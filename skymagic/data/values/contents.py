@@ -191,8 +191,7 @@ class Contents:
         hashed_values = [(self._apart(value), value) for value in values]
         self.say("unordered", len(hashed_values))
         # The order of the hashes is the same however the values were inserted.
-        # Added once more in that order, so that objects in them are numbered and shared ones
-        # noticed.
+        # Adding the values in this order numbers their objects, and so reveals shared ones.
         for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
             self.add(value)
 
@@ -241,7 +240,7 @@ class Contents:
         self.add(function)
         self.add(args)
         if state is None and setter is None and hasattr(value, "__dict__"):
-            state = {}  # as it is told once a cache is there, which is no content
+            state = {}  # as if a cache were present: caches are not part of the contents
         if isinstance(state, dict) and setter is None:
             if not self.again(state):
                 self.attributes(value, state)

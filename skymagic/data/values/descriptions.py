@@ -142,6 +142,7 @@ def _is(module: str, name: str, value: object) -> bool:
 
 
 def _of(*kinds: type) -> Callable[[object], bool]:
+    # Exact types, because methods of a subclass may be the user's code.
     return lambda value: type(value) in kinds
 
 

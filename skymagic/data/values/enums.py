@@ -148,7 +148,7 @@ def new_enum(
     existing = rebuild.known_class(tracker)
     if existing is not None:
         return existing
-    # `new_member` fills these maps before the state of the class arrives.
+    # Filled by `new_member` and `composite_member` before the state of the class arrives.
     space = {**first, "_member_map_": {}, "_value2member_map_": {}}
     with rebuild.quiet(bases):
         cls: type = type.__new__(meta, name, bases, space)

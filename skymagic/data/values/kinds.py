@@ -80,6 +80,7 @@ def changeable(kind: type) -> bool:
         top == "pandas" and any(is_a(kind, top, name) for name in _PANDAS_SCALARS)
     ):
         return False
+    # Time zones do not change, except perhaps those of a class written in the notebook.
     if issubclass(kind, datetime.tzinfo) and top != "__main__":
         return False
     return (kind.__module__, kind.__name__) not in _FIXED_NAMES

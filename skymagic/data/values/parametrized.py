@@ -18,6 +18,7 @@ from skymagic.data.values.kinds import is_a
 
 def is_parametrized(kind: type) -> bool:
     """Return True for a class that `torch.nn.utils.parametrize` created for one module."""
+    # torch's `_inject_new_class` gives the class a `__getstate__` that raises.
     own = getattr(vars(kind).get("__getstate__"), "__qualname__", "")
     return own.startswith("_inject_new_class.<locals>")
 
@@ -65,6 +66,7 @@ def without_computed(state: dict[str, object], module: Any, computed: Iterable[s
     # Recurrent layers list their weights a second time.
     weights = state.get("_flat_weights")
     if isinstance(weights, list):
+        # By identity, because `==` of tensors compares their elements.
         state["_flat_weights"] = [
             None if any(weight is value for value in values) else weight for weight in weights
         ]

@@ -237,7 +237,7 @@ class PlainPickler(pickle.Pickler):
         super().__init__(self.out, 5)
 
     def reducer_override(self, obj: object) -> Any:
-        # The C pickler calls this only for objects of types that it has no own code for.
+        # Not called for numbers, strings and built-in containers, which the C pickler saves itself.
         raise _NotPlain
 
 

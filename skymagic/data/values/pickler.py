@@ -470,7 +470,7 @@ class _LinkedPickler(ValuePickler):
         super().__init__(namespace, folder, tracker)
         self.links = links
 
-    # In a class of its own: a pickler that has this method calls it for each object.
+    # In a separate class, because a pickler with this method calls it for each object.
     def persistent_id(self, obj: object) -> int | None:
         return self.links.number(obj)
 

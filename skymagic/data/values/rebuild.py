@@ -221,7 +221,7 @@ def imports(names: Iterable[str], space: Namespace) -> dict[str, tuple[str, str]
         if not (isinstance(source, str) and isinstance(what, str) and what.isidentifier()):
             continue
         loaded = sys.modules.get(source)
-        # What the notebook defines itself is no import, even if it is a module of that name.
+        # Names that the notebook defines are not imports, even if its namespace is a module's.
         if vars(loaded or object).get(what) is value and vars(loaded) is not space:
             sources[name] = (source, what)
     return sources

@@ -36,7 +36,7 @@ def reducer_for(kind: type) -> Callable[[Any], Any] | None:
 
     A reducer returns the same as `__reduce__`.
     """
-    # A kernel replaces the standard streams by objects of its own classes.
+    # A kernel replaces the standard streams by objects of other classes.
     if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
         return _stream
     return _REDUCERS.get(kind)
@@ -60,7 +60,6 @@ def _cell(cell: types.CellType) -> Any:
     except ValueError:
         # The cell is empty: its variable was not assigned yet.
         return types.CellType, ()
-    # In a tuple, because pickle ignores a state of None.
     # In a tuple, because pickle ignores a state of None.
     return types.CellType, (), contents, None, None, rebuild.fill_cell
 

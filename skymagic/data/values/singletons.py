@@ -138,6 +138,7 @@ def _pandas_options(options: Any) -> Any:
 
     pandas creates a new object at each access, so the underlying dicts are compared.
     """
+    # Any other attribute access is a lookup of an option.
     prefix = object.__getattribute__(options, "prefix")
     path = f"options.{prefix}" if prefix else "options"
     other = rebuild.attribute_of(sys.modules.get("pandas"), path)
