@@ -28,9 +28,8 @@ def notebook_functions(
 ) -> Iterator[types.FunctionType]:
     """Yield the notebook's function that a call runs, and those it wraps by `functools.wraps`."""
     while isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-        if (
-            not value.__code__.co_flags & inspect.CO_GENERATOR
-        ):  # calling a generator function runs nothing
+        # Calling a generator function runs nothing.
+        if not value.__code__.co_flags & inspect.CO_GENERATOR:
             yield value
         value = vars(value).get("__wrapped__")
 

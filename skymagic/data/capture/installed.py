@@ -84,6 +84,7 @@ def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
     if declared := distribution.read_text("top_level.txt"):
         return set(declared.split())
     parts = {path.partition("/")[:2] for path in _recorded(distribution)}
+    # A dot marks folders such as `name-1.0.dist-info`, and `..` in paths to scripts.
     return {
         top
         for first, slash in parts

@@ -146,6 +146,7 @@ def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AS
         return [node.values[0]]
     if isinstance(node, ast.Match):
         return [node.subject]
+    # Handlers run only after an error.
     if isinstance(node, ast.Try):
         return [*node.body, *node.orelse, *node.finalbody]
     return children(node)

@@ -104,6 +104,7 @@ def _source(plan: Placement, node: int, candidates: list[int]) -> int:
         return NOTEBOOK
     if failed:
         return min(able, key=lambda other: (failed.count(other), other not in plan.held, other))
+    # The nearest node before this one, so that the nodes form a chain.
     return max((other for other in able if other < node), default=able[0])
 
 

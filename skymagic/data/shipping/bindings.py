@@ -218,6 +218,8 @@ class Bindings:
         names, origin = set(names), self._ranks[source]
         for rank in ranks:
             state = self._ranks[rank]
+            # Names without a fingerprint on the source lose theirs, so that the notebook's values
+            # count as new.
             state.fingerprints = {
                 name: fingerprint
                 for name, fingerprint in state.fingerprints.items()

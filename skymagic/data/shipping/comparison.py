@@ -460,7 +460,7 @@ class Comparison:
         if last is None or last.nbytes < _LARGE or not last.holds(self._namespace[name]):
             return False
         mark = self._marked(name, last.fingerprint)
-        # A rank without the value need not be considered.
+        # A rank without the value cannot have an outdated one.
         return all(fingerprints.get(name, mark) == mark for fingerprints in held)
 
     def _differs(self, previous: str | None, mark: str | None) -> bool:

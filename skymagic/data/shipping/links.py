@@ -100,6 +100,7 @@ class SentLinks:
     def holds(self, rank: int, contents: Variable) -> bool:
         """Return True if a rank holds this value's objects as they were sent."""
         sent = self._ranks[rank].sent.get(contents.name)
+        # Only equal pickles number their objects alike.
         return sent is not None and sent.stream == contents.stream
 
     def view(self, rank: int, names: Iterable[str]) -> tuple[Any, ...]:

@@ -66,6 +66,7 @@ class Notes:
         modules = frozenset(used)
         packages = frozenset(module.partition(".")[0] for module in modules)
         prefixes = tuple(f"{module}." for module in modules)
+        # What was set on a package itself concerns the code of all its modules.
         reached = (
             name
             for name, module in attributes.items()

@@ -153,8 +153,10 @@ class NodeStore(Store):
             for view in host_pieces(pieces):
                 for start in range(0, view.nbytes, STEP):
                     partial.write(view[start : start + STEP])
+                    # At most STEP bytes are added at a time, so this holds once in `_TOLD` bytes.
                     if progress is not None and partial.nbytes % _TOLD < STEP:
                         progress(partial.nbytes)
+            # Not the given key: another thread may have changed the value meanwhile.
             key = partial.key()
             name = f"{self._nonce}-{key}"
             partial.finish(name)

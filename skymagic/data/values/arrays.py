@@ -110,6 +110,7 @@ Reducer = Callable[[Tracker, Any], Reduced]
 
 def reducer_for(kind: type) -> Reducer | None:
     """Return the reducer that handles the memory of this type's objects, or None."""
+    # While another thread imports a module, it is in `sys.modules` before it has any contents.
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "ndarray") and issubclass(kind, numpy.ndarray):
         return reduce_array

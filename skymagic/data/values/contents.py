@@ -110,9 +110,8 @@ class Contents:
 
     def say(self, *facts: Any) -> None:
         """Add numbers, strings and tuples to the hash."""
-        self._state.update(
-            b"!" + marshal.dumps(facts, 2)
-        )  # no marshalled value starts with this byte
+        # No marshalled value starts with this byte.
+        self._state.update(b"!" + marshal.dumps(facts, 2))
 
     def add(self, value: Any) -> None:
         """Add a value."""
@@ -240,7 +239,8 @@ class Contents:
         self.add(function)
         self.add(args)
         if state is None and setter is None and hasattr(value, "__dict__"):
-            state = {}  # as if a cache were present: caches are not part of the contents
+            # As if a cache were present: caches are not part of the contents.
+            state = {}
         if isinstance(state, dict) and setter is None:
             if not self.again(state):
                 self.attributes(value, state)
@@ -399,6 +399,7 @@ def _function(contents: Contents, function: types.FunctionType) -> None:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
+            # Cell and contents count as added before, so that only their numbers are hashed.
             if name in ("dispatch_cache", "cache_token") and not contents.again(cell):
                 contents.again(cell.cell_contents)
     contents.take_apart(function)

@@ -82,6 +82,7 @@ def _number(value: Any, budget: _Budget) -> Description:
     if type(value) is int and value.bit_length() > LONGEST_INTEGER_BITS:
         return {
             "is": f"{value.bit_length()} bits",
+            # One bit more than `bit_length`, for the sign.
             "checksum": budget.checksum(value.to_bytes(value.bit_length() // 8 + 1, signed=True)),
         }
     return {"is": repr(value), "checksum": repr(value)}

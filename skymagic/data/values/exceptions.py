@@ -32,6 +32,7 @@ def reduce_exception(problem: BaseException) -> Reduced:
             {"__notes__": problem.__notes__} if hasattr(problem, "__notes__") else {},
             chain_of(problem),
         )
+        # With items or a setter there is no place for notes and causes.
         if (
             isinstance(reduced, tuple)
             and len(reduced) in (2, 3)
@@ -126,12 +127,11 @@ def fill_own(problem: Any, state: tuple[Any, dict[str, object], Chain]) -> None:
 
 
 def _set_chain(problem: BaseException, chain: Chain) -> None:
+    # In this order: setting a cause suppresses the context.
     for name, value in zip(
         ("__cause__", "__context__", "__suppress_context__"), chain, strict=True
     ):
-        object.__setattr__(
-            problem, name, value
-        )  # in this order: setting a cause suppresses the context
+        object.__setattr__(problem, name, value)
 
 
 def without_locals(problem: BaseException, travels: Callable[[object], bool]) -> BaseException:

@@ -144,6 +144,7 @@ def _tensor(contents: Contents, tensor: Any) -> None:
         contents.say("overlapping", tuple(stride))
         contents.memory(memory(start, stop).raw())
         return
+    # Bound to a name, because `memory` does not keep the tensor alive.
     data = data.contiguous()
     if data.device.type == "cpu":
         contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())

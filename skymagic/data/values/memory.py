@@ -87,7 +87,8 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         )
     blocks = []
     for cluster in clusters(list(owners.values())):
-        # Round down, so that the views keep their alignment within the block.
+        # Round down, so that the views keep their alignment within the block. The bytes before the
+        # span are on the same page, so they can be read.
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
         if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
             blocks.append(MemoryBlock(start, stop, cluster[0].owner))

@@ -171,13 +171,12 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
     Args:
         marks: for each pickle, the identities of its mutable objects.
     """
-    # No value refers to memory, and no mark occurs twice.
+    # Fast path, for example for a thousand small values: none refers to memory, and no mark occurs
+    # twice.
     if not any(pickled.spans for pickled in pickles) and len(frozenset().union(*marks)) == sum(
         map(len, marks)
     ):
-        return [
-            [index] for index in range(len(pickles))
-        ]  # fast path, for example for a thousand small values
+        return [[index] for index in range(len(pickles))]
     parent = list(range(len(pickles)))
 
     def root(index: int) -> int:

@@ -73,6 +73,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         }
         if self.tracker.between_ranks:
             local = self.referred
+        # The pickler's memo keeps all objects alive, and thus marks and spans valid.
         return Pickled(
             pieces=pieces,
             buffers=tuple(self._buffers.kept),

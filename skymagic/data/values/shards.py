@@ -390,6 +390,7 @@ def _of_torch(hook: Any) -> bool:
 
 def _optimizer(optimizer: Any) -> Any:
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    # FSDP sets this attribute on its flat parameters.
     if any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters):
         _refuse(OPTIMIZER)
     return NotImplemented
