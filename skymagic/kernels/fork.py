@@ -88,6 +88,7 @@ class Forked:
         read, writes = os.pipe()
 
         def become() -> None:
+            # a forked process inherits handlers, and these were written for the parent
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
@@ -97,6 +98,7 @@ class Forked:
             main()
 
         self.pid = fork(become)
+        # copies here would hide the end of the process: no broken pipe, and no end of its output
         os.close(reads)
         os.close(writes)
         self.stdin = open(write, "wb", buffering=0)  # noqa: SIM115  # closed by the owner
@@ -236,6 +238,7 @@ def run_below_holder(
         )
     if (reason := why_unsafe(folder)) is not None:
         raise PermissionError(f"{folder}: {reason}")
+    # the whole file before its name: the holder may read it as soon as it has the name
     file = os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     write_all(file, held_script(command, text, os.environ).encode())
     os.close(file)
@@ -264,6 +267,7 @@ def held_script(command: Sequence[str], text: str, environ: Mapping[str, str]) -
         f"export {key}={shlex.quote(value)}{site.get(key, '')}\n"
         for key, value in inherited.items()
     )
+    # the quotes of 'END' keep the shell from expanding anything in the text
     return (
         f"{settings}exec {shlex.join([sys.executable, *command])} <<'END'\n{text.rstrip()}\nEND\n"
     )

@@ -56,6 +56,7 @@ def read_proc(pid: int, name: str) -> bytes:
 
 def is_tracker(pid: int) -> bool:
     """Return True for a resource tracker."""
+    # multiprocessing's command: python -c "from multiprocessing.resource_tracker import main;…"
     return b"resource_tracker" in read_proc(pid, "cmdline")
 
 

@@ -131,6 +131,7 @@ class Agent:
             self._record.path is not None,
         )
         log = os.open(self._directory / "agent.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        # the link has its own descriptors: whatever else is printed goes to the log
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -398,6 +399,7 @@ class Agent:
 
     def _on_signal(self, reason: str, at: float) -> None:
         """Announce that a signal ends this agent."""
+        # a link that was lost may have set it: now the end waits for the hooks
         self._stop_at = None
         message = wire.InterruptionNotice(
             self.spec.node, tuple(sorted(self._ranks.pids())), reason, at

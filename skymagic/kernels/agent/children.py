@@ -183,6 +183,8 @@ class Forkserver:
         """End it, after it has ended the ranks and the processes that they left behind."""
         with contextlib.suppress(OSError):
             os.kill(self._pid, signal.SIGTERM)  # it may be in the middle of a long import
+            # once it serves, it ignores SIGTERM and ends with its input; its end of the channel
+            # closes last, after it has killed what the ranks left
             self._channel.shutdown(socket.SHUT_WR)
             self._channel.settimeout(END_TIMEOUT)
             while self._channel.recv(1 << 16):

@@ -94,6 +94,7 @@ def _is_abandoned(path: Path) -> bool:
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return False
+        # other users can write to /tmp too: do not follow a link that one of them has put there
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
@@ -204,6 +205,7 @@ class RecordFile:
             descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(f"{self._identity}\n".encode() + RECORD.encode(self._record))
+            # renamed, so that no reader finds half of a record
             part.replace(path)
 
 

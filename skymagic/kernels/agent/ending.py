@@ -194,6 +194,7 @@ class UnattendedRuns:
                 self._send(rank, signal.SIGINT)
         for rank in [rank for rank, when in self._interrupted.items() if when <= now]:
             logger.warning("rank is killed, because it ignores the interrupt: rank=%s", rank)
+            # it stays listed until it counts as ended, or the next look would interrupt it again
             self._interrupted[rank] = math.inf
             self._send(rank, signal.SIGKILL)
 

@@ -138,6 +138,7 @@ class Forks:
 
     def serve(self) -> None:
         """Fork ranks and report their ends until the channel is closed."""
+        # only a signal with a handler, even an empty one, writes to the wakeup descriptor
         signal.signal(signal.SIGCHLD, lambda *_: None)
         woken = signal_pipe()
         with selectors.DefaultSelector() as ready:
@@ -161,6 +162,7 @@ class Forks:
 
     def _fork(self, spec: RankSpec, fds: list[int]) -> None:
         def rank() -> object:
+            # this process's empty handlers are inherited: the rank would ignore these signals
             for number in (signal.SIGCHLD, *ENDING, *PASSED_ON):
                 signal.signal(number, signal.SIG_DFL)
             self._channel.close()
@@ -171,8 +173,10 @@ class Forks:
         pid = fork(rank)
         logger.debug("forked: rank=%s pid=%s", spec.rank, pid)
         ident = spec.env["SKYMAGIC_IDENT"]
+        # while the descriptors are open: it looks up which pipes they are
         owner = Owner(pid, ident, fds)
         self._orphans.forked(owner)
+        # copies here would hide the end of the rank from the agent, which reads its pipes
         for fd in fds:
             os.close(fd)
         self._report(RankForked(spec.rank, pid, ident, owner.started))
@@ -283,6 +287,7 @@ def end_all() -> None:
                 time.sleep(TRACKER_POLL)
                 os.waitpid(-1, os.WNOHANG)
             else:
+                # what is left asks to be kept, or belongs to another user
                 return
 
 

@@ -78,6 +78,7 @@ def last_lines(path: str, lines: int) -> wire.LogPiece:
         with open(path, "rb") as log:
             begin, end = first_line_position(log), log.seek(0, os.SEEK_END)
             data, length = b"", min(end - begin, PIECE)
+            # only the end is read, in growing pieces until it has enough lines
             while length and data.count(b"\n") <= lines and len(data) < end - begin:
                 log.seek(end - length)
                 data = log.read(length)
@@ -108,6 +109,7 @@ def output_since(path: str, start: int) -> wire.LogPiece:
             data = log.read(PIECE)
     except FileNotFoundError:
         data = b""
+    # at the end of the log, the rest of an incomplete line is still to come
     if len(data) < PIECE:
         data = data[: data.rfind(b"\n") + 1]
     return wire.LogPiece(data.decode(errors="replace"), start + len(data))
@@ -153,6 +155,7 @@ def trim(fd: int, limit: int) -> bool:
 
     Returns True if it is within its limit afterwards.
     """
+    # an eighth below the limit, so that not every new line causes a cut
     length = os.fstat(fd).st_size - limit * 7 // 8
     begin, length = first_byte(fd), length // BLOCK * BLOCK
     if os.fstat(fd).st_size - begin <= limit:
@@ -203,6 +206,7 @@ class RankLog:
         self, rank: int, path: Path, spans: Spans, limit: int | None, tell: Callable[[str], None]
     ) -> None:
         self.path, self._rank, self._spans, self._tell = path, rank, spans, tell
+        # O_APPEND, because the rank writes to the same file: neither overwrites the other's text
         fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
         self._file: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
         self._fails = False

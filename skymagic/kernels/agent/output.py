@@ -81,6 +81,7 @@ class Pipe:
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
+        # both: the pipe of standard output also carries frames of sys.stderr (`wire.streams`)
         self._decoders = {
             stream: codecs.getincrementaldecoder("utf-8")("replace")
             for stream in ("stdout", "stderr")
@@ -205,6 +206,7 @@ class RankScreen:
 
     def replaced(self) -> None:
         """Drop the notebook that made the request, because another one has taken over."""
+        # first, so that `attach` sends nothing: what was buffered is numbered and kept for `follow`
         self._follower = lambda output: None
         self.attach()
 
@@ -347,6 +349,7 @@ def enlarge(pipe: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
+        # EPERM above the system's limit, or if the user's pipes are too large in total (pipe(7))
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
 

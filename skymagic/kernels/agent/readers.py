@@ -94,6 +94,7 @@ class RankRequests:
         if rank is None or rank.pid is None:
             return
         path = Path(f"{self._ranks.logs.path(number)}.stack")
+        # the file has the rank's earlier stacks too: only what is appended now is the answer
         before = path.stat().st_size if path.exists() else 0
         # without its handler the signal would kill the rank
         if stacks.catches_signal(rank.pid):
@@ -140,12 +141,14 @@ class RankAudience:
     def tell(self) -> None:
         """Send another notebook the ranks' states and the lasting rendezvous values."""
         self._ranks.away = False
+        # the earlier notebook's requests (asker 0) to follow logs
         self._ranks.logs.forget(0)
         for rank in self._ranks.running.values():
             rank.output.screen.replaced()
         for message in self.states():
             self._send(message)
         for key, put in self._ranks.values.items():
+            # other keys, KEY/GENERATION, belong to one generation of process groups
             if "/" not in key:
                 self._send(put)
 
@@ -179,6 +182,7 @@ class NodeReader:
     def send(self, message: wire.AgentMessage) -> None:
         """Send a message, unless the reader is gone or too slow."""
         data = wire.encode(message)
+        # `+=` is not atomic, and the writing thread subtracts
         with self._lock:
             self._queued += len(data)
             slow = self._queued > MAX_QUEUED
@@ -192,6 +196,7 @@ class NodeReader:
         """End the connection; the loop then forgets it. Twice is safe."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+        # ends the writing thread
         self._queue.put(b"")
 
     def _write(self) -> None:
@@ -228,6 +233,7 @@ class NodeReaders:
         self._listener: socket.socket | None = None
         with contextlib.suppress(OSError):  # then there are no readers, and everything else works
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            # an agent that was killed has left its socket, and `bind` fails if the path exists
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             listener.bind(path)

@@ -167,6 +167,7 @@ class Gpus:
             pynvml = importlib.import_module("pynvml")
             pynvml.nvmlInit()
             while self._asked.wait() and not self._over:
+                # before the measurement: a request that arrives during it gets another one
                 self._asked.clear()
                 measured = {
                     device: values
