@@ -16,15 +16,15 @@ VOCABULARY = ROOT / "docs" / "explanation" / "vocabulary.md"
 
 # Limits of the whole package. If a figure gets better, write its new value here; never loosen one.
 AT_MOST = {
-    "docs": 1.95,
+    "docs": 1.93,
     "names": 0.57,
     "long": 103,
     "fmt": 0,
-    "untyped": 127,
+    "untyped": 99,
     "definitions": 54,
 }
 AT_LEAST = {
-    "comments": 2.29,
+    "comments": 2.5,
     "logger": 234,
 }
 ADVICE = {

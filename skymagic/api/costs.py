@@ -22,7 +22,7 @@ from skymagic.providers.aws.listing import OfferTable
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a pool in dollars, summed over all launches of its name.
+    """Cost of a pool in dollars, for all launches under its name.
 
     Attributes:
         per_hour: current rate, disks and addresses included; 0 if nothing of it runs, None if

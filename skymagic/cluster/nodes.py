@@ -299,7 +299,7 @@ class States:
         return None
 
     def reclaimed_nodes(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return the reclaimed nodes among those of these ranks, with the provider's explanation.
+        """Return reclaimed nodes that have some of these ranks, with the provider's explanation.
 
         Only nodes where a signal has ended a rank are asked about: that may happen a moment before
         the agent ends. May take some seconds.

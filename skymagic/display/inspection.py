@@ -77,7 +77,7 @@ def _stack(stack: Stack | None) -> str:
 
 def shown(frames: Sequence[StackFrame]) -> list[StackFrame]:
     """Return the frames of the user's own code, and the innermost frame."""
-    return [frame for frame in frames[:-1] if not frame.library] + [*frames[-1:]]
+    return [frame for frame in frames[:-1] if not frame.is_library] + [*frames[-1:]]
 
 
 def _where(frame: StackFrame) -> str:
@@ -86,7 +86,7 @@ def _where(frame: StackFrame) -> str:
         number = f"cell {frame.cell}, " if isinstance(frame.cell, int) else ""
         return f"{number}line {frame.line}{inside}"
     path = PurePath(frame.file)
-    short = len(path.parts) > PATH_PARTS + 1 and frame.library
+    short = len(path.parts) > PATH_PARTS + 1 and frame.is_library
     return f"{'…/' + '/'.join(path.parts[-PATH_PARTS:]) if short else path}:{frame.line}{inside}"
 
 

@@ -251,7 +251,7 @@ def run_below_holder(
 
 
 def held_script(command: Sequence[str], text: str, environ: Mapping[str, str]) -> str:
-    """Return the shell script by which a holder runs this Python; pure.
+    """Return the shell script that makes a holder run this Python; pure.
 
     It runs in the environment of the process that orders it.
 

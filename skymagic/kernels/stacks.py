@@ -151,7 +151,7 @@ def parse(text: str) -> Stack | None:
 def _parsed_frame(file: str, line: int, name: str) -> StackFrame:
     if "ipykernel_" in file:
         return StackFrame(name, line, cell=file)
-    return StackFrame(name, line, file, library=is_library(file))
+    return StackFrame(name, line, file, is_library=is_library(file))
 
 
 def processor_time(thread: int | None) -> float:
@@ -256,7 +256,7 @@ def plain(frame: FrameType, cells: Mapping[str, int | str]) -> StackFrame:
     file, line = frame.f_code.co_filename, frame.f_lineno
     name = frame.f_code.co_name
     if file not in cells and is_library(file):
-        return StackFrame(name, line, file, library=True)
+        return StackFrame(name, line, file, is_library=True)
     code = linecache.getline(file, line).strip()
     code = f"{code[: CODE_CHARACTERS - 1]}…" if len(code) > CODE_CHARACTERS else code
     if file in cells:

@@ -21,7 +21,7 @@ FIELDS = "index,uuid,name,memory.total,compute_mode,mig.mode.current"
 """Fields queried from nvidia-smi; drivers before MIG (R450) support all but the last."""
 APPLICATIONS = "gpu_uuid,pid,process_name,used_memory"
 HOLD = "skymagic/gpu/"
-"""Name prefix of the abstract sockets by which agents hold GPUs.
+"""Name prefix of the abstract sockets that claim GPUs for agents.
 
 The names are ``HOLD + UUID``, and ``HOLD + UUID/JOB_ID/POOL`` for information.
 """

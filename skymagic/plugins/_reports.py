@@ -27,7 +27,7 @@ LIGHTNING = (
     "lightning.pytorch.trainer.connectors.callback_connector",
     "pytorch_lightning.trainer.connectors.callback_connector",
 )
-"""Modules in which Lightning's ``Trainer`` chooses its callbacks."""
+"""Modules where Lightning's ``Trainer`` chooses its callbacks."""
 
 
 def report_progress(

@@ -451,7 +451,7 @@ def _lives(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class KeptLog:
-    """End of a log.
+    """Last lines of a log.
 
     Attributes:
         ended: time at which its pool ended, in seconds since 1970.

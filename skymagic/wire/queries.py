@@ -27,7 +27,7 @@ class StackFrame(FrozenMessage):
     """Number of its cell, or the cell's file name; None for other code."""
     code: str = ""
     """Text of the line; "" for libraries."""
-    library: bool = False
+    is_library: bool = False
     """True for Python's own modules and installed packages."""
 
 

@@ -41,7 +41,7 @@ from skymagic.wire.processes import NOTEBOOK, NOTEBOOK_CLOSED, NOTEBOOK_JOB, NOT
 from skymagic.wire.record import answers, identity
 
 # not `__name__`, which is "__main__" here: papermill's own lines go to the root logger
-logger = logging.getLogger("skymagic.kernels.daemon.notebook")
+logger = logging.getLogger(NOTEBOOK)
 
 POLL = 0.2
 """Seconds between two polls of the log and of the pool."""

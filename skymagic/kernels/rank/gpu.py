@@ -99,7 +99,7 @@ def with_collective(stack: Stack) -> Stack:
         entries = json.loads(dump(includeCollectives=True, onlyActive=True))["entries"]
         oldest = next(entry for entry in entries if entry["state"] != "completed")
         name = str(oldest["profiling_name"]).rpartition(":")[2]
-        frame = StackFrame(name, int(oldest["collective_seq_id"]), NCCL, library=True)
+        frame = StackFrame(name, int(oldest["collective_seq_id"]), NCCL, is_library=True)
         return replace(stack, frames=(*stack.frames, frame))
     return stack
 

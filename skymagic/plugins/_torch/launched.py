@@ -48,7 +48,7 @@ LAUNCHING_METHODS = ("spawn", "fork", "forkserver")
 """
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable that says that another process serves the store."""
+"""Environment variable that torch sets if another process serves the store."""
 
 _served_port = ""
 """Port of the store that the pool serves now."""
