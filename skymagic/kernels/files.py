@@ -66,6 +66,7 @@ class TransferServer:
             pieces = NodeStore(message.store).read(message.name)
             if message.deflated:
                 pieces = iter([zlib.decompress(b"".join(pieces))])
+            # the end of the file is where its messages end
             with contextlib.suppress(EOFError):
                 yield from wire.messages(partial(next, pieces, b""))
             self._reply(wire.Included())

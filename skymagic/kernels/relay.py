@@ -57,6 +57,7 @@ class ProcessRelay:
             self._door.accept()
 
     def _serve(self, sock: ssl.SSLSocket) -> None:
+        # each connection has its own thread, and `+=` is not atomic
         with self._lock:
             self._serving += 1
         try:
@@ -76,6 +77,7 @@ class ProcessRelay:
                 return
             line += byte
         relay_end, process_end = socket.socketpair()
+        # closed here as soon as the process has it, so that its end ends the stream
         with process_end:
             command: list[str] = [sys.executable, "-P", "-m", *json.loads(line)]
             end = process_end.fileno()

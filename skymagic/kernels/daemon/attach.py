@@ -105,6 +105,7 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
         )
     listener = directory.listen()
     fork(lambda: _serve(directory, listener, command, secret))
+    # or connections would queue here, even if the daemon has failed
     listener.close()
     return directory.connect()
 

@@ -307,6 +307,7 @@ class Daemon:
         self.input.forget_partial()
         # the new notebook decodes lines, and must start with a whole one
         self.skipping = self.mid_line
+        # the dropped session had the report of the agent's end
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
 
@@ -424,6 +425,7 @@ class Daemon:
             sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # the connection is in progress, and the loop waits for its end
             with suppress(BlockingIOError):
                 sock.connect((target.address, target.port))
         except (ValueError, OSError):

@@ -130,6 +130,7 @@ def _start(folder: Path) -> NotebookState:
     order = _order()
     if not answers(f"{folder.name}-0"):
         return NotebookState("refused", "the pool has ended")
+    # two clients may start a notebook at the same time
     with RunDirectory(str(folder)).locked():
         if _state(folder).status == "running":
             return NotebookState("refused", "a notebook is being executed on it already")
@@ -156,6 +157,7 @@ def _stop(folder: Path) -> None:
     papermill then saves the notebook with its outputs so far.
     """
     interrupted = (folder / STOPPED).exists()
+    # before the signal: the job looks for it as soon as its kernel has ended
     (folder / STOPPED).touch()
     with contextlib.suppress(OSError, ValueError):  # it has not started, or has ended
         process = (folder / NOTEBOOK_KERNEL).read_text()
@@ -211,6 +213,7 @@ def _run_job(folder: Path, order: ExecuteNotebook) -> None:
         status, problem = _executed(folder, order)
     except Exception as failure:
         status, problem = "lost", f"{type(failure).__name__}: {failure}"
+    # first, because `_watch_pool` stops the job in the same way as a user
     if pool_ended.is_set():
         status, problem = "lost", "the pool has ended"
     elif (folder / STOPPED).exists() and status != "done":
@@ -293,6 +296,7 @@ def _watch_pool(folder: Path, ended: threading.Event) -> None:
         elif time.monotonic() - last_seen > GONE_AFTER:
             ended.set()
             _stop(folder)
+            # if the interrupt does not end the job, another `GONE_AFTER` later it is killed
             last_seen = time.monotonic()
 
 

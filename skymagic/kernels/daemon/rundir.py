@@ -138,6 +138,7 @@ def sweep(own_directory: RunDirectory, now: float) -> None:
             ):
                 continue
             other = RunDirectory(path)
+            # a daemon that is being started there does not listen yet, but its starter has the lock
             with other.locked():
                 if (sock := other.connect()) is None:
                     other.remove()

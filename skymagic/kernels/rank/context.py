@@ -165,6 +165,7 @@ class AgentControl:
         while True:
             outgoing = self._outgoing.get()
             if outgoing.awaits_reply:
+                # before it is sent: the other thread may receive the acknowledgment at once
                 self._unacknowledged.append(outgoing)
             try:
                 self._socket.sendall(outgoing.data)

@@ -139,6 +139,7 @@ def _nbytes(value: Any) -> int:
     """Return a variable's bytes on GPUs: a tensor's, a model's with gradients, an optimizer's."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
+        # torch warns about reading the gradient of a tensor that is no leaf
         tensors = [value, value.grad if value.is_leaf else None]
     elif isinstance(value, torch.nn.Module):
         tensors = [

@@ -86,6 +86,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     @left_out_by_warnings
     def exec_module(self, module: types.ModuleType) -> None:
         source = self._sources[module.__name__]
+        # `dont_inherit`: this file's `from __future__` imports must not apply to the module
         exec(compile(source.source, source.origin, "exec", dont_inherit=True), module.__dict__)
         self._executed[module.__name__] = source.hash
 
@@ -174,6 +175,7 @@ def update_in_place(old: object, new: object) -> bool:
 
 
 def _update_function(old: types.FunctionType, new: types.FunctionType) -> bool:
+    # `__closure__` is read-only: the new code would run with the old version's cells
     if (
         old.__closure__ is not None
         or new.__closure__ is not None
@@ -194,6 +196,7 @@ def _update_class(old: type, new: type) -> bool:
     bases = [(base.__module__, base.__qualname__) for base in old.__bases__]
     if bases != [(base.__module__, base.__qualname__) for base in new.__bases__]:
         return False
+    # the descriptor of a slot works with instances of its own class only
     if old.__module__ != new.__module__ or "__slots__" in vars(old) or "__slots__" in vars(new):
         return False
     # a metaclass may register its classes: enumerations, fields, tables
@@ -244,6 +247,7 @@ def rescan_packages() -> list[str]:
     for folder in site.getsitepackages():
         site.addsitedir(folder)
     added = [folder for folder in sys.path if folder not in before]
+    # new folders come last, even those that a `.pth` file has inserted at the front
     sys.path[:] = [*before, *added]
     importlib.invalidate_caches()
     return sorted(

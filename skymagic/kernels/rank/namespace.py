@@ -95,6 +95,7 @@ class RankNamespace:
             else:
                 os.environ[name] = value
         for name, text in orders.sources.items():
+            # no modification time: otherwise `linecache.checkcache` would drop it, as it is no file
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
         own_bundles = [bundle for bundle in orders.bundles if self._is_for_this_rank(bundle.ranks)]
@@ -142,6 +143,7 @@ class RankNamespace:
             raise BindError(names, reasons, problems[0].package) from problems[0]
         if problems:
             raise problems[0]
+        # emptied before `settle`, which counts references: `opened` would hold all objects
         while opened:
             self.held.keep(*opened.pop())
         self.held.settle()

@@ -77,6 +77,7 @@ class ObjectTable:
         self._tables: dict[int, _Table] = {}
         self._roots: dict[str, weakref.ref[Any] | int] = {}
         """Name → weak reference to the value sent under it, or its identity."""
+        # a deque is safe without a lock: objects may die on any thread, at any line
         self._died: deque[Ref] = deque()
         self._in_cell = False
         gc.callbacks.append(functools.partial(_sweep_before_collection, weakref.ref(self)))
@@ -271,6 +272,7 @@ class CodeReads:
         """Return the names that code reads; they are left out if `known_names` has the digest."""
         if self._report is None:
             reads: dict[str, set[str]] = {}
+            # a copy, because code that is freed during the loop is removed
             for _, function, names in list(self._codes.values()):
                 reads.setdefault(function, set()).update(names)
             listed = {

@@ -244,6 +244,7 @@ class PostMortem(pdb.Pdb):
     """
 
     def __init__(self, problem: BaseException, cells: Mapping[str, int]) -> None:
+        # pdb's own SIGINT handler would replace the rank's, and ~/.pdbrc may have any commands
         super().__init__(stdin=io.StringIO(), stdout=sys.stdout, nosigint=True, readrc=False)
         self.problem = problem
         self._cells = cells

@@ -118,6 +118,7 @@ def definitions(variables: Namespace) -> dict[str, Definition]:
     Those that cannot be sent are left out.
     """
     definitions_by_name = {}
+    # a copy: pickling may run the user's code, which may bind variables
     for name, value in list(variables.items()):
         if is_own_code(value, variables) and not name.startswith("__"):
             with contextlib.suppress(Exception):

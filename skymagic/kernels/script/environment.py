@@ -95,9 +95,10 @@ def environment(
         for prefix in ("SKYPILOT", "SKYMAGIC")
         for name, value in values.items()
     }
-    # the screen has one line for all bars of a stream, including nested ones
+    # later entries win: defaults, the node's variables, the cluster's, the script's own
     return {
         "PYTHONUNBUFFERED": "1",
+        # the screen has one line for all bars of a stream, including nested ones
         "TQDM_POSITION": "0",
         **torchrun(cluster, text),
         **launch(cluster, processes, text),

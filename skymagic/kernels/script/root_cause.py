@@ -71,6 +71,7 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     if not text:
         return Cause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
+    # a port in use is a cause, even if the line is about the connection to a store
     follows = bool(PEER_LOST.search(summary)) and "EADDRINUSE" not in text
     if follows and (killed := killed_worker(tail)):
         return killed
@@ -146,6 +147,7 @@ def without_launcher(tail: str) -> list[str]:
     """Return the lines of a text without torchrun's log, its traceback, and the box below it."""
     remaining: list[str] = []
     block: list[str] = []
+    # rulers seen of the box below torchrun's traceback; 2 outside of such a box
     rulers = 2
     for line in tail.splitlines():
         if rulers < 2:
@@ -157,6 +159,7 @@ def without_launcher(tail: str) -> list[str]:
             block.append(line)
         else:
             if block and line.split(":")[0].endswith(LAUNCHER_ERRORS):
+                # only a ChildFailedError is followed by a box
                 rulers = 0 if line.split(":")[0].endswith(LAUNCHER_ERRORS[0]) else 2
                 block = []
                 continue

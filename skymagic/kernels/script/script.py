@@ -161,6 +161,7 @@ def _order(order: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
         environment.HOSTFILE: hostfile,
         **position,
         **order["env"],
+        # last, so that no variable of the user replaces it
         MARK: f"{task}-{info.node}",
     }
     env = environment.environment(base, cluster, processes, variables, error_file, order["text"])

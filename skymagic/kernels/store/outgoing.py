@@ -69,7 +69,9 @@ class Sender:
                 with self._changed:
                     self._changed.wait_for(lambda: self._items)
                     line, data = self._items.popleft()
+                    # taken from the queue but not sent yet: `close` must wait for it too
                     self._writing = True
+                # without the lock: `send` must not wait for a slow connection
                 write_all(self._descriptor, line)
                 if data is not None:
                     write_all(self._descriptor, data)

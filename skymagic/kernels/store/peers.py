@@ -140,6 +140,7 @@ class PeerServer:
     def _send(self, connection: PeerConnection, name: str, offset: int) -> None:
         key = ""
         while not key:
+            # before the look, so that what arrives between the look and the wait ends the wait
             version = self._version
             try:
                 data, key = self._read(name, offset, PIECE_BYTES)
@@ -177,6 +178,7 @@ class Follower:
         self._context = tls.context(pem, server=False)
         self._write, self._complete, self._fail = write, complete, fail
         self._orders: dict[str, Replicate] = {}
+        # its lock is reentrant: `_wake` calls `_is_current`, which takes it again
         self._changed = threading.Condition()
         self._connections: dict[tuple[str, int], PeerConnection] = {}
         self._receiving: tuple[Replicate, PeerConnection] | None = None
@@ -232,6 +234,7 @@ class Follower:
         with self._changed:
             if len(self._orders) < 2 or self._orders.get(order.name) is not order:
                 return False
+            # a dict keeps the order of insertion: it is the last one now
             self._orders[order.name] = self._orders.pop(order.name)
             return True
 
@@ -241,6 +244,7 @@ class Follower:
         Returns None when the order changed or another one goes first.
         """
         peer_address = order.address, order.port
+        # writes nothing: returns how much has arrived from an earlier source
         received = self._write(order.name, memoryview(b""))
         connection = self._connections.pop(peer_address, None) or self._connect(order)
         if connection is None:
@@ -255,6 +259,7 @@ class Follower:
             with self._changed:
                 self._receiving = None
             if key is None:
+                # pieces of this value may be on the way, and do not say which value they belong to
                 connection.close()
             else:
                 self._connections[peer_address] = connection

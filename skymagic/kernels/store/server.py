@@ -131,6 +131,7 @@ class ValueServer:
             self._fail(name, problem)
             return None
         logger.debug("value is expected: name=%s bytes=%s", name, nbytes)
+        # the threads that serve other nodes look it up
         with self._lock:
             self._incoming[name] = incoming
         return incoming
@@ -156,6 +157,7 @@ class ValueServer:
         if incoming is None:
             raise OSError(errno.ECANCELED, "it was given up")
         incoming.seal(key)
+        # in one step, so that followers find either the arriving value or its final name
         with self._lock:
             self._incoming.pop(name, None)
             if incoming.final != name:
@@ -211,6 +213,7 @@ class ValueServer:
         with self._lock:
             incoming, final = self._incoming.get(name), self._renamed.get(name, name)
         if incoming is not None:
+            # b"" if it was completed meanwhile: the next look finds the file
             return incoming.read(offset, limit), ""
         path = self._folder.find(final)
         if path is None:  # nothing of it has arrived yet
@@ -245,6 +248,7 @@ class ValueServer:
                 self._append(name, piece)
             self._complete(name, key)
         except OSError as problem:
+            # it was abandoned: on the notebook's order, or after a failure that was reported
             if problem.errno != errno.ECANCELED:
                 self._fail(name, problem)
 
@@ -305,12 +309,14 @@ def exclusive(directory: Path) -> Iterator[None]:
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
+    # padded, or the end of a longer identity would remain behind a shorter one
     os.pwrite(
         descriptor, f"{os.getpid()} {processes.started(os.getpid())}".ljust(HOLDER).encode(), 0
     )
     try:
         yield
     finally:
+        # while the lock is held: afterwards, this could be a file that another server has locked
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
