@@ -58,7 +58,7 @@ class Linked:
         if before is not None:
             words |= {
                 "upstream": ["127.0.0.1", before.port],
-                "place": str(self.place),
+                "target": str(self.place),
                 "source": str(first.folder),
             }
         self.tell(words)

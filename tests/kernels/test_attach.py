@@ -210,4 +210,4 @@ def test_without_a_greeting_nothing_starts() -> None:
     resume = HANDSHAKE_REQUEST.encode(HandshakeRequest("w", True, 1, 0))
     done = subprocess.run(command, input=resume, capture_output=True, timeout=60)
     assert b"killed from outside" in done.stdout
-    assert b'"gone":true' in done.stdout
+    assert b'"is_lost":true' in done.stdout
