@@ -32,8 +32,11 @@ def test_a_press_ends_the_cell_and_variables_stay(pool: Notebook, cell: str) -> 
 
 
 def test_a_stop_is_a_keyboard_interrupt_in_the_users_code(pool: Notebook) -> None:
-    cell = "saved_6 = False\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    saved_6 = True\n    raise"
-    running = begun(pool, cell)
+    running = pool.start(
+        "%%sky_broadcast --only all\nsaved_6 = False\ntry:\n    print('at work', flush=True)\n"
+        "    time.sleep(600)\nexcept KeyboardInterrupt:\n    saved_6 = True\n    raise"
+    )
+    pool.watch(running, lambda shown: shown.text.count("at work") == 2)
     pool.interrupt()
     assert pool.finish(running).failure.ename == "RunInterrupted"
     assert seen(pool, "saved_6") == [True, True]
