@@ -487,14 +487,9 @@ def place_of(test: str) -> str:
 
 
 def collect(root: Path) -> list[str]:
-    """Return the ids of all promises and contracts.
-
-    Until there are contracts, these are the tests that every provider's pools have to pass.
-    """
-    contracts = "tests/contracts"
-    if not (root / contracts).is_dir():
-        contracts = "tests/providers/test_conformance.py"
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/promises", contracts]
+    """Return the ids of all promises and contracts."""
+    folders = ["tests/promises", "tests/contracts"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *folders]
     result = subprocess.run(
         command, cwd=root, env=environment(root, ""), capture_output=True, text=True
     )
