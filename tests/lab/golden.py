@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.errors import SkyError
+
 TESTS = Path(__file__).resolve().parents[1]
 FOLDER = TESTS / "golden" / "tests"
 TITLE = re.compile(r"^== (.*)\n", re.MULTILINE)
@@ -73,10 +75,12 @@ class Golden:
     def raises(
         self, kind: type[BaseException] | tuple[type[BaseException], ...]
     ) -> Iterator[pytest.ExceptionInfo[BaseException]]:
-        """Expect an error, and compare its message."""
+        """Expect an error, and compare its message and its code."""
         with pytest.raises(kind) as failed:
             yield failed
-        self(f"{type(failed.value).__name__}: {failed.value}")
+        error = failed.value
+        code = f" ({error.code})" if isinstance(error, SkyError) else ""
+        self(f"{type(error).__name__}{code}: {error}")
 
 
 def _is_lines(shown: object) -> bool:
