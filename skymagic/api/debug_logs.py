@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skymagic.api.logs import LogsRequest
+from skymagic.api.logs import LogsRequest, grep_pattern
 from skymagic.cluster import Node
-from skymagic.errors import PoolError, RequestError
+from skymagic.errors import PoolError, RequestError, collect_mistakes
 from skymagic.pool import debugging, keys, launch, records, registry
 from skymagic.wire import debug_entries, processes
 from skymagic.wire.codec import Transport
@@ -57,13 +57,12 @@ def from_outside(request: LogsRequest) -> list[str]:
     if record is None:
         kept = records.kept_log(name)
         if kept is None:
-            raise PoolError(f"no pool {name!r} was started from here")
+            raise PoolError(f"no pool {name!r} was started from here", code="no-pool", names=[name])
         return _lines(request, kept.name, kept.job_id, (), here=False)
     if record.provider == "local":
         return _lines(request, record.name, record.job_id, (), here=True)
-    key = keys.attachable(record.job_id)
-    _, nodes = launch.attaching_provider(key).attach(key.plan, key.accesses)
-    return _lines(request, record.name, record.job_id, nodes, here=False)
+    with launch.machines(keys.attachable(record.job_id)) as nodes:
+        return _lines(request, record.name, record.job_id, nodes, here=False)
 
 
 def plain(lines: Sequence[str]) -> dict[str, Any]:
@@ -83,10 +82,8 @@ def check(request: LogsRequest) -> None:
         )
         if given
     ]
-    try:
-        re.compile(request.grep or "")
-    except (re.error, OverflowError, RecursionError) as wrong:
-        mistakes.append(f"--grep {request.grep!r} is not a regular expression: {wrong}")
+    with collect_mistakes(mistakes):
+        grep_pattern(request.grep)
     if mistakes:
         raise RequestError(mistakes)
 

@@ -90,7 +90,7 @@ class LogReader:
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
-        self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore)
+        self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore, ignore)
         status = SharedStatus(record.name, key.plan, Defaults(), record.job_id)
         try:
             self.agents.read(resources.rank_specs(status, readable, key.port), READ_TIMEOUT)
@@ -421,7 +421,7 @@ def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
         RequestError: `grep` is not a valid regular expression.
         PoolError, ProvisionError: the head cannot be reached.
     """
-    pattern = _pattern(request.grep)
+    pattern = grep_pattern(request.grep)
     partial_line = ""
     size: int | None = request.lines  # applies to the log so far; later lines are all shown
 
@@ -512,7 +512,7 @@ def _chosen(
         )
     pattern = re.compile("")
     with collect_mistakes(mistakes):
-        pattern = _pattern(request.grep)
+        pattern = grep_pattern(request.grep)
     selected_runs: tuple[int, ...] | None = None
     if request.run is not None or request.cell is not None:
         cells_by_run = runs(ranks)
@@ -528,7 +528,7 @@ def _chosen(
     return Chosen(ranks, selected_runs, pattern)
 
 
-def _pattern(grep: str | None) -> re.Pattern[str]:
+def grep_pattern(grep: str | None) -> re.Pattern[str]:
     """Return the regular expression of ``--grep``. Raises RequestError."""
     try:
         return re.compile(grep or "")

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,7 @@ def _start(
     env = {name: os.environ[name] for name in secrets if name in os.environ}
     folder, pool_files = str(request.notebook.expanduser().absolute().parent), {}
     job_record = replace(record, notebook=request.notebook.name)
-    with machines(key) as nodes:
+    with launch.machines(key) as nodes:
         if key.plan.remote:
             folder = "~"
             addresses = [address for address, _ in key.addresses]
@@ -168,7 +167,7 @@ def follow(
         PoolError, ProvisionError: the head cannot be reached.
     """
     options = ("follow",) if until_end else ()
-    with machines(keys.read(record.job_id)) as nodes:
+    with launch.machines(keys.read(record.job_id)) as nodes:
         for message in _messages(nodes[0], "logs", record.job_id, *options):
             if isinstance(message, wire.LogText):
                 write(message.text)
@@ -185,7 +184,7 @@ def follow(
 def stop(name: str) -> wire.NotebookState:
     """Interrupt the job on a pool, and return its previous state. Raises as `follow` does."""
     record = records.named(name)
-    with machines(keys.read(record.job_id)) as nodes:
+    with launch.machines(keys.read(record.job_id)) as nodes:
         return _asked(nodes[0], "stop", record.job_id)
 
 
@@ -195,7 +194,7 @@ def get(name: str, source: str, target: str) -> str:
     Return a summary of the copy. Raises FilesError.
     """
     key = keys.read(records.named(name).job_id)
-    with machines(key) as nodes, Copying() as progress:
+    with launch.machines(key) as nodes, Copying() as progress:
         folder = "~" if key.plan.remote else str(Path.cwd())
         files = Files(nodes, lambda node: node.run(processes.FILES, folder))
         copied = files.get(source, target, [0], progress)
@@ -208,7 +207,10 @@ def settled(record: PoolRecord) -> PoolRecord:
     The state of the job is read from the head.
     """
     if record.notebook and not (records.left(record) or record.process == identity()):
-        with contextlib.suppress(SkyError, OSError), machines(keys.read(record.job_id)) as nodes:
+        with (
+            contextlib.suppress(SkyError, OSError),
+            launch.machines(keys.read(record.job_id)) as nodes,
+        ):
             return _settle(record, _asked(nodes[0], "logs", record.job_id))
     return record
 
@@ -224,21 +226,6 @@ def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
 
 
 # -- the head --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def machines(key: PoolKey) -> Iterator[list[Node]]:
-    """Yield the machines of a pool, the head first.
-
-    Each connection is opened when a command runs on the machine.
-    """
-    _, nodes = launch.attaching_provider(key).attach(key.plan, key.accesses)
-    try:
-        yield list(nodes)
-    finally:
-        for node in nodes:
-            if node.leave is not None:
-                node.leave()
 
 
 def _messages(

@@ -156,7 +156,7 @@ def imported_record(name: str | None, login: str | None) -> Iterator[str]:
     location = PoolLocation(provider="slurm", login=login)
     (pool,) = providers.find_pools(location).select(name)
     job_id = pool.job_id
-    if any(record.job_id == job_id for record in records.every()):
+    if records.of_job(job_id) is not None:
         yield job_id
         return
     cluster = Slurm(login)

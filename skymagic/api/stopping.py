@@ -81,14 +81,22 @@ def stop_in_location(
     location = PoolLocation(request.hosts, request.provider, request.login, settings)
     if location.is_here:
         return None
-    return _stop(location, request.name, request.all, own, say)
+    return _stop(location, request.name, say, select_all=request.all, own=own)
 
 
 def _stop(
-    location: PoolLocation, name: str | None, select_all: bool, own: Collection[str], say: Say
+    location: PoolLocation,
+    name: str | None,
+    say: Say,
+    *,
+    select_all: bool = False,
+    own: Collection[str] = (),
+    missing_ok: bool = False,
 ) -> list[str]:
-    """End pools in a location. Raises as `stop_in_location` does."""
+    """End pools in a location. Raises as `stop_in_location` does, unless none and `missing_ok`."""
     result = providers.find_pools(location)
+    if missing_ok and not result.named(name).pools:
+        return []
     pools = result.select(name, select_all=select_all)
     if own_names := [pool.name for pool in pools if pool.job_id in own]:
         raise RequestError(
@@ -130,10 +138,7 @@ def stop_here(name: str, say: Say, *, missing_ok: bool = False) -> list[str]:
         RequestError: no pool matches, or several do.
         PoolError: not everything could be ended; the message lists the rest.
     """
-    location = PoolLocation()
-    if missing_ok and not providers.find_pools(location).named(name).pools:
-        return []
-    return _stop(location, name, False, (), say)
+    return _stop(PoolLocation(), name, say, missing_ok=missing_ok)
 
 
 def stop_left(name: str | None, say: Say) -> list[str]:
@@ -164,7 +169,11 @@ def stop_left(name: str | None, say: Say) -> list[str]:
         ]
     if len(matching) > 1:
         listed = "\n".join(map(records.words, matching))
-        raise RequestError(f"several pools were left: say which one\n{listed}")
+        raise RequestError(
+            f"several pools were left: say which one\n{listed}",
+            code="pool-ambiguous",
+            names=[record.job_id for record in matching],
+        )
     if not matching:
         return []
     (record,) = matching
@@ -200,7 +209,10 @@ def terminate_all_rented(
         say(text)
 
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
-        raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
+        raise PoolError(
+            "not everything rented could be terminated:\n  " + "\n  ".join(problems),
+            code="not-released",
+        )
     # keep the record of a pool that another notebook is renting at this moment
     running = {rent.job for rent in ledger.all_rents() if rent.ended is None}
     for record in records.every():

@@ -100,7 +100,7 @@ class InstallProgress:
     Args:
         report: called with the text of each step.
         hidden: values that are never shown.
-        words: called with each line that an installer prints.
+        say: called with each line that an installer prints.
         sizes: bytes of the planned packages by canonical name. With them, download steps have a
             share.
         runs: called with the path of the new environment's interpreter as soon as it can run

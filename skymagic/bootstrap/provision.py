@@ -335,7 +335,7 @@ class Addition:
 
     Attributes:
         packages: requirements.
-        kept: pins of what must not change there, such as ``numpy==2.1.0``.
+        preserved: pins of what must not change there, such as ``numpy==2.1.0``.
         preferences: the notebook's versions of the dependencies. They apply if all of them can.
         files: wheels of this machine to upload.
         own: wheels of the notebook's own distributions. They are installed even if the same version
@@ -367,7 +367,7 @@ def add(
         host: connection to the host.
         installation: skymagic on the host.
         addition: what to install.
-        words: called with each line that the installer prints.
+        report: called with each line that the installer prints.
         cancelled: polled about once a second; if it returns True, the installer is killed.
 
     Raises:

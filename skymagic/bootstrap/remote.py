@@ -108,7 +108,7 @@ def upload(
 
     Args:
         host: connection to the host.
-        place: the upload folder, used for this upload only.
+        target: the upload folder, used for this upload only.
         files: content or path on this machine, by name.
         report: called when a large file is sent.
         carry: function that brings large files by another way than this host's own connection.

@@ -52,7 +52,7 @@ class Requirements:
         indexes: URLs of package indexes besides the node's own; they may contain passwords.
         scoped: indexes for certain packages only, as (URL, those of `packages` that come from
             there).
-        asked: names of the requested projects; not compared.
+        requested: names of the requested projects; not compared.
         backend: PyTorch's build for hosts with GPUs, such as ``"cu124"``; "" for the one that fits
             the host's driver.
         files: wheels and source archives to upload, as (path here, sha256 of the content).

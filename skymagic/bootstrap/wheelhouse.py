@@ -229,7 +229,7 @@ def fetch(request: WheelRequest, facts: HostFacts, say: Callable[[str], None]) -
     Concurrent calls for the same wheels share the result.
 
     Args:
-        wanted: packages that the hosts need.
+        request: packages that the hosts need.
         facts: facts of one of the hosts.
         say: called with a message when the download starts.
 

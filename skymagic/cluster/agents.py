@@ -38,8 +38,8 @@ class Agents(AgentRequests):
             the pool was ended from elsewhere.
         problem: called with the description of a problem on a node that continues.
         shown: called with output of a rank in a run that another notebook started.
-        told: called with notices of machines that will be reclaimed, and with the results of the
-            ranks' hooks.
+        on_notice: called with notices of machines that will be reclaimed, and with the results of
+            the ranks' hooks.
     """
 
     def __init__(
@@ -50,20 +50,13 @@ class Agents(AgentRequests):
         note: Callable[[str], object],
         ended: Callable[[str], None],
         problem: Callable[[str], None],
-        shown: Callable[[wire.Output], None] = lambda output: None,
-        on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: (
-            None
-        ),
+        shown: Callable[[wire.Output], None],
+        on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None],
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
-        self._died, self._lost, self._note, self._ended, self._problem = (
-            died,
-            lost,
-            note,
-            ended,
-            problem,
-        )
-        self._shown, self._told = shown, on_notice
+        self._died, self._lost, self._note = died, lost, note
+        self._ended, self._problem = ended, problem
+        self._shown, self._on_notice = shown, on_notice
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}
@@ -389,7 +382,7 @@ class Agents(AgentRequests):
         if isinstance(message, wire.InterruptionNotice) and message.at is not None:
             self.ending[index] = message.at
             self._links.send_others(index, message)
-        self._told(message)
+        self._on_notice(message)
 
     # -- events ------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class Verdict:
     """A problem of a node; `broken` if the node cannot be used, else only worth knowing."""
 
     node: int
-    reasons: str
+    problem: str
     broken: bool = False
 
 
@@ -144,7 +144,7 @@ class Findings:
         """Return the table cells of each node."""
         texts: dict[int, list[str]] = {}
         for verdict in self.verdicts:
-            texts.setdefault(verdict.node, []).append(verdict.reasons)
+            texts.setdefault(verdict.node, []).append(verdict.problem)
         return [
             (*_cells(node), "; ".join(texts.get(index, [])) or "good")
             for index, node in enumerate(self.nodes)

@@ -323,7 +323,7 @@ def common_address(
     """Return the first address of the head that all other nodes reach.
 
     Args:
-        places: the head's addresses, each with the port that was probed.
+        ports: the head's addresses, each with the port that was probed.
         ways: for each other node, the addresses that it reaches, each with the node's own address
             on that route.
 

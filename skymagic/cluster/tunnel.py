@@ -126,18 +126,18 @@ class Tunnel:
 
     # -- public ------------------------------------------------------------------------------------
 
-    def forward(self, address: str, port: int, remote_port: int = 0) -> int:
+    def forward(self, address: str, port: int, preferred_port: int = 0) -> int:
         """Return a port of 127.0.0.1 that leads to an address and port on the node.
 
         Repeated calls return the same port.
 
         Args:
-            wanted: the local port, if it is free.
+            preferred_port: the local port, if it is free.
         """
         if (existing := self._ports.get((address, port))) is not None:
             return existing
         try:
-            listener = socket.create_server(("127.0.0.1", remote_port), backlog=128)
+            listener = socket.create_server(("127.0.0.1", preferred_port), backlog=128)
         except OSError:
             # the preferred port is taken: let the system choose
             listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -456,10 +456,10 @@ class AgentTunnel:
         )
         return self._tunnel.agent
 
-    def forward(self, address: str, port: int, remote_port: int = 0) -> int:
+    def forward(self, address: str, port: int, preferred_port: int = 0) -> int:
         """Return a local port that leads to a port of the node, as `Tunnel.forward`."""
         assert self._tunnel is not None
-        return self._tunnel.forward(address, port, remote_port)
+        return self._tunnel.forward(address, port, preferred_port)
 
     def move(self) -> None:
         """Move to a new connection (`Tunnel.move`)."""

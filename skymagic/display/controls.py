@@ -61,14 +61,14 @@ class Actions:
 
     Attributes:
         stop: same as the notebook's own stop button.
-        where: returns the current positions of the ranks as text; called on a separate thread. None
-            for no such button.
+        positions: returns the current positions of the ranks as text; called on a separate thread.
+            None for no such button.
         ranks: returns the pool with each rank's resource use as HTML; called in the same way,
             repeatedly while it is shown.
     """
 
     stop: Callable[[], object]
-    anchor: Callable[[], str] | None = None
+    positions: Callable[[], str] | None = None
     ranks: Callable[[], str] | None = None
 
 
@@ -91,7 +91,7 @@ class Controls:
         self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML(STYLE)
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
         pressed = [(self._stop, self._pressed)]
-        if actions.anchor is not None:
+        if actions.positions is not None:
             pressed.append(
                 (_button("where is it?", "search", "where each rank is now"), self._asked)
             )
@@ -147,10 +147,10 @@ class Controls:
         threading.Thread(target=self._answer, name="skymagic-where", daemon=True).start()
 
     def _answer(self) -> None:
-        if self._actions.anchor is None:
+        if self._actions.positions is None:
             return
         try:
-            text = self._actions.anchor()
+            text = self._actions.positions()
         except Exception as problem:  # the pool may have ended in the meantime
             text = f"{type(problem).__name__}: {problem}"
         if not self._closed:

@@ -29,26 +29,26 @@ VALUED = ("int", "float", "bool", "str", "complex")
 """Types whose value is shown, but not used to group ranks."""
 
 
-def stacks(by_rank: Mapping[int, Stack | None], summaries: Mapping[int, str]) -> str:
+def stacks(by_rank: Mapping[int, Stack | None], other_states: Mapping[int, str]) -> str:
     """Return the position of each rank: a heading per position, and the user's frames below it.
 
     Frames are listed outermost first.
 
     Args:
         by_rank: stacks as ranks report them; None for ranks that do not answer.
-        others: ranks that were not asked, each with its state in a word.
+        other_states: ranks that were not asked, each with its state in a word.
     """
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(by_rank.items()):
         groups.setdefault(_stack(stack), []).append(rank)
-    if list(groups) == [IDLE] and not summaries:
+    if list(groups) == [IDLE] and not other_states:
         return (
             f"no cell runs: {rank_words(groups[IDLE])} {verb_form(len(by_rank), 'is', 'are')} idle"
         )
     return "\n".join(
         [
             *(f"{rank_words(ranks)}{position}" for position, ranks in groups.items()),
-            *states(summaries),
+            *states(other_states),
         ]
     )
 
@@ -106,7 +106,7 @@ def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def _rows(
-    name: str, held: Mapping[int, Mapping[str, str]], limit: int
+    name: str, held: Mapping[int, Mapping[str, str]], rank_count: int
 ) -> list[tuple[str, str, str, str]]:
     ranks_by_value: dict[tuple[str, str], list[int]] = {}
     for rank, description in held.items():
@@ -122,7 +122,9 @@ def _rows(
             else [description_text]
         )
         differ = len({held[rank].get("checksum", "") for rank in ranks}) > 1
-        ranks_text = "" if limit == 1 else "all" if len(ranks) == limit else rank_words(ranks)
+        ranks_text = (
+            "" if rank_count == 1 else "all" if len(ranks) == rank_count else rank_words(ranks)
+        )
         shown_values = " ".join(values) if len(values) == 1 else _between(values)
         rows.append(
             (name, kind, shown_values, f"{ranks_text}{', values differ' if differ else ''}")

@@ -367,7 +367,7 @@ class StartPanel:
     """Display of a pool's start: its text is the list of all lines, its HTML the current state.
 
     Args:
-        look: returns the pool's current state, given the last step of each node; called on a
+        view: returns the pool's current state, given the last step of each node; called on a
             separate thread.
     """
 
@@ -417,7 +417,7 @@ def shown_start(
     Args:
         say: receives the lines if nothing can be redrawn, or the notebook is unattended: papermill
             logs lines, but not their updates.
-        look: see `StartPanel`.
+        view: see `StartPanel`.
         drawn: whether a display is wanted.
     """
     if not (drawn and is_watched()):

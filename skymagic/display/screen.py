@@ -55,7 +55,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Show a line by skymagic itself."""
 
-    def standstill(self, summary: str, places: str = "") -> None:
+    def standstill(self, summary: str, positions: str = "") -> None:
         """Show that the ranks make no progress, and where they are; an empty summary withdraws it.
 
         Calling it twice is safe.
@@ -170,7 +170,7 @@ class NotebookScreen(Screen):
         self._labels.before_note()
         write("stderr", sanitized(text))
 
-    def standstill(self, summary: str, places: str = "") -> None:
+    def standstill(self, summary: str, positions: str = "") -> None:
         """Show a note that opens to list where the ranks are; clear it once they continue.
 
         In a terminal the note is printed.
@@ -178,9 +178,9 @@ class NotebookScreen(Screen):
         if summary and in_notebook():
             self._labels.before_note()
             self._standstill = self._standstill or Area()
-            self._standstill.draw(display.unfolded(summary, places), folded(summary, places))
+            self._standstill.draw(display.unfolded(summary, positions), folded(summary, positions))
         elif summary:
-            self.note(f"{display.unfolded(summary, places)}\n")
+            self.note(f"{display.unfolded(summary, positions)}\n")
         elif self._standstill is not None:
             self._standstill.draw("", WITHDRAWN)
             self._standstill = None

@@ -124,7 +124,7 @@ def files_to_write(difference: wire.CompareReply, digests: Mapping[int, str]) ->
 
     Args:
         difference: the receiver's comparison.
-        known: the sender's digests of the files in `difference.ask`, by number.
+        digests: the sender's digests of the files in `difference.ask`, by number.
     """
     present = dict(difference.present)
     same = [number for number in difference.ask if equal(digests[number], present[number])]

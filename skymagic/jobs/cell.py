@@ -276,7 +276,9 @@ def _carried_out(
     """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
-            interrupt.remote_stop(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
+            interrupt.stop_from_any_thread(stop),
+            lambda: inspection.stacks(pool, spec.ranks),
+            pool.picture,
         )
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
     notebook = NotebookScreen(spec.visible_ranks, view)
@@ -396,11 +398,15 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     return values
 
 
-def result_error(values: Values, names: Sequence[str]) -> ResultError:
+def result_error(values: Values, saved_names: Sequence[str]) -> ResultError:
     """Create the error that names the missing values, and the variables that hold the others."""
     lists = [values.value, *values.variables.values()]
     has_values = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
-    hint = f"results that arrived are in {', '.join(names)}" if names and has_values else ""
+    hint = (
+        f"results that arrived are in {', '.join(saved_names)}"
+        if saved_names and has_values
+        else ""
+    )
     error = ResultError("\n".join(filter(None, [*values.problems, hint])))
     error.values = values
     return error
@@ -438,7 +444,7 @@ def showing_end(
     """Show a run's final line at the end of the block, even after an error.
 
     Args:
-        told: converts the summary of the run before it is shown.
+        summarize: converts the summary of the run before it is shown.
     """
     ending, pool_ended = RunEnding(view), False
     try:

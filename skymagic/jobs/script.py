@@ -196,9 +196,9 @@ class NodeScreen(NotebookScreen):
 Told = TypeVar("Told", RunState, RunSummary)
 
 
-def by_node(outcomes: Told, node_of: Callable[[int], int]) -> Told:
+def by_node(by_rank: Told, node_of: Callable[[int], int]) -> Told:
     """Convert a state or summary from ranks to nodes."""
-    return replace(outcomes, unit="node", failed=tuple(map(node_of, outcomes.failed)))
+    return replace(by_rank, unit="node", failed=tuple(map(node_of, by_rank.failed)))
 
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
@@ -330,7 +330,7 @@ def _carried_out(
 ) -> Outcome:
     node_of = pool.plan.topology.node_of
     if view is None and limits.view_after < math.inf:
-        actions = Actions(interrupt.remote_stop(stop))
+        actions = Actions(interrupt.stop_from_any_thread(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
     screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
     with showing_end(

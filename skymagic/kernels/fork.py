@@ -222,7 +222,7 @@ def holder() -> str:
 def run_below_holder(
     folder: str, name: str, command: Sequence[str], text: str, started: Callable[[], T | None]
 ) -> T | None:
-    """Have the holder run ``python words`` with `text` as its input.
+    """Have the holder run ``python command`` with `text` as its input.
 
     Returns:
         The result of `started`, or None if it is still None at the timeout.

@@ -239,7 +239,7 @@ class GpuChoice:
 
     Attributes:
         count: number of GPUs of any kind; 0 for none, None for all, or if `selectors` are set.
-        words: numbers as in nvidia-smi, or UUIDs or their prefixes.
+        selectors: numbers as in nvidia-smi, or UUIDs or their prefixes.
     """
 
     count: int | None = None

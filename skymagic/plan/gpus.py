@@ -209,7 +209,7 @@ def allot(
     """Assign GPUs to the nodes of one machine, with separate GPUs per node if there are enough.
 
     Args:
-        here: visible GPUs of the machine.
+        available: visible GPUs of the machine.
         machine: its name.
 
     Raises RequestError with the existing GPUs if the requested ones do not exist, or if other pools

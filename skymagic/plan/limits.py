@@ -24,7 +24,7 @@ RANKS_PER_CORE = 32
 """Maximum number of ranks per core that start without confirmation by the user."""
 
 
-def refusal(ranks: int, descriptors: int | None, option: str) -> list[str]:
+def refusal(ranks: int, descriptors: int | None, location: str) -> list[str]:
     """Return the reason why a pool of this size cannot have its head there, or [].
 
     Without this check it would fail after minutes, with a message of a library.
@@ -36,7 +36,7 @@ def refusal(ranks: int, descriptors: int | None, option: str) -> list[str]:
     if descriptors is None or needed <= descriptors:
         return []
     need = (
-        f"{count(ranks, 'rank')} {option} {verb_form(ranks, 'needs', 'need')} {needed} "
+        f"{count(ranks, 'rank')} {location} {verb_form(ranks, 'needs', 'need')} {needed} "
         "open files in one process"
     )
     most = max(0, (descriptors - OWN_DESCRIPTORS) // RANK_DESCRIPTORS)

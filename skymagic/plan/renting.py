@@ -25,7 +25,7 @@ class Rental:
 
     Attributes:
         machine: one machine as text: "p4d.24xlarge (8 × A100)".
-        place: their location: "us-east-1b, on demand".
+        location: their location: "us-east-1b, on demand".
         cpus, memory_gb, gpus: of one machine.
         price: dollars per hour for all machines; None if unknown.
         priced: source of the price.

@@ -55,7 +55,7 @@ def suggesting(
 
     Args:
         name: its name in messages.
-        others: maps keywords of other tools to the ones here.
+        replacements: maps keywords of other tools to the ones here.
         second_names: accepted keywords that are hidden from the signature, and so from completion.
     """
 

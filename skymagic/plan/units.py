@@ -123,9 +123,9 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def verb_form(number: int, singular: str, several: str) -> str:
-    """Return the matching form of a verb: ``agreeing(len(ranks), "is", "are")``."""
-    return singular if number == 1 else several
+def verb_form(number: int, singular: str, plural: str) -> str:
+    """Return the matching form of a verb: ``verb_form(len(ranks), "is", "are")``."""
+    return singular if number == 1 else plural
 
 
 def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:

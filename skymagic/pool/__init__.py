@@ -9,7 +9,7 @@
                         ├─ AgentEvents (failures) ───────────────────┘ ← agents, on link threads
                         └─ PoolResources          machines, agents, engine, store
 
-debugging  debug log of the notebook's process, and the level of its pools' other processes
+debugging   debug log of the notebook's process, and the level of its pools' other processes
 dispatch    orders in flight, the queue before them, and the run that waits for each
 keys        files that let another notebook attach to a pool and continue its display
 failures    rank deaths, lost nodes and limits as agents report them; replacement machines

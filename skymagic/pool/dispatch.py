@@ -253,8 +253,8 @@ class Following:
                 if not unsent:
                     continue
                 run.put(OutputArrived(OutputComplete(rank)))
-            sent = number == run.number and outcome is not None
-            run.put(RankFinished(rank, outcome if sent and outcome is not None else UNSENT))
+            own_outcome = outcome if number == run.number else None
+            run.put(RankFinished(rank, own_outcome or UNSENT))
             finished.add(rank)
         return finished
 
@@ -314,7 +314,7 @@ class Dispatch:
                 report = loop.wait()
             if report.closed and self._status.closed is not None:
                 raise PoolError(self._status.closed, code="pool-closed", names=[self._status.name])
-            if report.remaining:
+            if report.left_running:
                 name = self._status.name
                 raise RunInterrupted(
                     f"the kernel was shut down, and the ranks keep running: %sky_attach {name} "

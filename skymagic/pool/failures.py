@@ -284,7 +284,7 @@ class AgentEvents:
             if status.taken_over:
                 return
             status.taken_over = True
-        record = next((entry for entry in records.every() if entry.job_id == status.job_id), None)
+        record = records.of_job(status.job_id)
         # if a notebook on another machine took it, the record here still names this notebook
         named = record is not None and record.process != identity()
         holder = records.holder(record) if record is not None and named else "another notebook"

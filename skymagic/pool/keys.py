@@ -93,11 +93,12 @@ def attachable(job_id: str) -> PoolKey:
 def _saved(job_id: str) -> SavedKey:
     try:
         saved = records.private(job_id).key
-    except (OSError, ValueError, TypeError, KeyError) as problem:
+    except records.UNREADABLE as problem:
         reason = getattr(problem, "strerror", None) or "its record is damaged"
         raise PoolError(
             f"the key of {job_id} is not here ({reason}): {_otherwise(job_id)}",
-            code="key-exposed",
+            code="key-missing",
+            names=[job_id],
         ) from None
     if saved is None:
         raise PoolError(

@@ -558,3 +558,18 @@ def attaching_provider(key: keys.PoolKey) -> Any:
             f"pools of --provider {key.plan.provider} cannot be attached", code="attach"
         )
     return provider
+
+
+@contextlib.contextmanager
+def machines(key: keys.PoolKey) -> Iterator[list[Node]]:
+    """Yield the machines of a pool, the head first.
+
+    Each connection is opened when a command runs on the machine.
+    """
+    _, nodes = attaching_provider(key).attach(key.plan, key.accesses)
+    try:
+        yield list(nodes)
+    finally:
+        for node in nodes:
+            if node.leave is not None:
+                node.leave()

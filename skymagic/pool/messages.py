@@ -148,7 +148,7 @@ def suggest_without_head(job_id: str, pools: Sequence[str], remote: bool) -> str
     """Suggest what to do with a pool whose head is gone, in a notebook that cannot attach to it.
 
     Args:
-        others: names of the pool's other machines.
+        pools: names of the pool's other machines.
         remote: True if the machines are reached by name.
     """
     loss = (

@@ -307,7 +307,7 @@ class Packages:
 
         Args:
             packages: requirements in pip's syntax.
-            words: called with the installer's output.
+            report: called with the installer's output.
 
         Returns:
             Sentences on packages that ranks have imported in another version.
@@ -577,7 +577,7 @@ def other_version(
 
     Args:
         nodes: version on the node → names of the nodes.
-        ours: True if skymagic may install there.
+        in_notebook: True if skymagic may install there.
     """
     versions = ", ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
     message = f"{needed.name} is {needed.version} here and {versions}"

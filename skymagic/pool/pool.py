@@ -107,7 +107,7 @@ class Pool(SharedStatus):
         survey: what to make, and what the provider found.
         namespace: the notebook's variables.
         defaults: limits and other settings.
-        gone: called when the pool has released everything and its end needs no explanation.
+        on_closed: called when the pool has released everything and its end needs no explanation.
         job_id: job ID of a pool that another notebook has started; a new ID unless given.
     """
 

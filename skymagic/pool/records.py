@@ -32,6 +32,10 @@ RENTED = ("aws",)
 """Providers whose machines cost money even while idle."""
 
 
+UNREADABLE = (OSError, ValueError, TypeError, KeyError)
+"""Errors of reading a record that is missing or damaged."""
+
+
 @dataclass(frozen=True)
 class SavedKey:
     """Key of a pool as its record stores it.
@@ -113,16 +117,14 @@ def save_key(job_id: str, key: SavedKey) -> None:
     """Store the key of a pool in its record, if this process still has the pool."""
     # another notebook may take the pool over between the read and the write
     with locked("records"):
-        for record in every():
-            if record.job_id == job_id and record.process == identity():
-                write(replace(record, key=key))
+        if (record := of_job(job_id)) is not None and record.process == identity():
+            write(replace(record, key=key))
 
 
 def hand_over(record: PoolRecord) -> None:
     """Make this process the owner in a pool's record, keeping the key that was saved last."""
     with locked("records"):
-        newest = next((other for other in every() if other.job_id == record.job_id), record)
-        write(_taken(newest))
+        write(_taken(of_job(record.job_id) or record))
 
 
 @contextlib.contextmanager
@@ -258,7 +260,16 @@ def remove(job_id: str) -> None:
 
 def own(job_id: str) -> bool:
     """Return True if a pool still belongs to this process and was not taken over."""
-    return any(record.job_id == job_id and record.process == identity() for record in every())
+    record = of_job(job_id)
+    return record is not None and record.process == identity()
+
+
+def of_job(job_id: str) -> PoolRecord | None:
+    """Return the record of a pool that outlives its notebook; None if there is no readable one."""
+    with contextlib.suppress(*UNREADABLE):
+        record = _read(_path(job_id).read_text())
+        return record if record.outlives else None
+    return None
 
 
 def every() -> list[PoolRecord]:
@@ -291,7 +302,7 @@ def _readable() -> list[PoolRecord]:
     records = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with contextlib.suppress(*UNREADABLE):
                 records.append(_read(path.read_text()))
     return records
 
@@ -417,7 +428,9 @@ def private(job_id: str) -> PoolRecord:
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise PoolError(
                 f"{path} is open to other users and is not used: chmod 600 it if nobody has "
-                "changed it"
+                "changed it",
+                code="key-exposed",
+                names=[job_id],
             )
         return _read(file.read().decode())
 

@@ -394,7 +394,7 @@ class Recovery:
         with HangWatch(self._resources.agents, submission.pending, starting) as watch:
             report = self._send(submission, order, "", Screen(), limits)
         if not report.good:
-            problems = at_fault(report, watch.stacks)
+            problems = at_fault(report, watch.problems)
             logger.warning(
                 "process groups not formed: pool=%s generation=%s ranks=%s",
                 self._status.name,

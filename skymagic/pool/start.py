@@ -110,8 +110,8 @@ def start_plan(
     Args:
         own: the pools of this notebook that have not ended, the most recently used last.
         recorded: pools of other notebooks, the newest first; read only if no own pool fits.
-        place: chooses the provider of a request; called only if no own pool is reused, because it
-            inspects this machine.
+        allocate: chooses the provider of a request; called only if no own pool is reused, because
+            it inspects this machine.
         plan_of: returns the plan that a recorded pool was made from, or raises PoolError.
         runs: returns True if a pool that its notebook has left still runs; called only if its name
             collides, because it may query hosts.

@@ -86,15 +86,17 @@ class ChannelKey:
 
     # -- Trust -------------------------------------------------------------------------------------
 
-    def check(self, node: str, claim: Mapping[str, str], proof: str) -> dict[str, str]:
+    def check(
+        self, node: str, claim: Mapping[str, str], session_fingerprint: str
+    ) -> dict[str, str]:
         """Answer a node's claim.
 
         Raises UntrustedHost for a node that should be able to prove its identity and cannot.
         """
         knows, problem = claim.get("knows", ""), claim.get("problem", "")
-        answer = {"proof": sealed.proof(self.secret, sealed.NOTEBOOK, proof)}
+        answer = {"proof": sealed.proof(self.secret, sealed.NOTEBOOK, session_fingerprint)}
         if knows:
-            expected = sealed.proof(self.secret, sealed.NODE, proof)
+            expected = sealed.proof(self.secret, sealed.NODE, session_fingerprint)
             if not hmac.compare_digest(claim.get("proof", "").encode(), expected.encode()):
                 raise UntrustedHost(node, *self._wrong(knows))
             with self._lock:

@@ -55,12 +55,12 @@ class ClusterAccess(HostAccess):
     """Everything another notebook of the same user needs to reach a cluster node.
 
     Attributes:
-        where: provider-specific location: the Slurm job number, the pod's namespace, …
+        location: provider-specific location: the Slurm job number, the pod's namespace, …
         channel_key: key that authenticates notebook and node in the scheduler's channel; "" if the
             channel is already encrypted.
     """
 
-    address: tuple[str, ...] = ()
+    location: tuple[str, ...] = ()
     channel_key: str = field(default="", repr=False)
 
     @property
@@ -127,7 +127,7 @@ class ClusterNode(ABC):
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
         access = ClusterAccess(
-            **vars(node.access), address=self.where, channel_key=self.channel_key
+            **vars(node.access), location=self.where, channel_key=self.channel_key
         )
         return replace(
             node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
@@ -220,7 +220,7 @@ class NodeDoor:
         direct = self._direct(module, *args) if module in BULK else None
         return direct or self._run(module, *args)
 
-    def _direct(self, *text: str) -> Transport | None:
+    def _direct(self, *command: str) -> Transport | None:
         """Return a direct connection, or None if the node does not answer at its address.
 
         The relay may have ended; another one is started once.
@@ -229,7 +229,7 @@ class NodeDoor:
             for _ in range(2):
                 with contextlib.suppress(OSError):
                     if self._access.port:
-                        return head.RelayedTransport(self._access, *text, timeout=DOOR_SECONDS)
+                        return head.RelayedTransport(self._access, *command, timeout=DOOR_SECONDS)
                 if not self._opens():
                     break
         return None
@@ -421,15 +421,15 @@ def cpus_of(request: PoolRequest) -> int:
     return max(int(request.cpus.amount) if request.cpus else 1, topology(request).procs_per_node)
 
 
-def check_gpu_count(gpu: Accelerator | GpuChoice, who: str, total: bool = True) -> None:
+def check_gpu_count(gpu: Accelerator | GpuChoice, who: str, allows_all: bool = True) -> None:
     """Raise RequestError if the request selects individual GPUs, which the cluster chooses itself.
 
-    Unless `total`, a request for all of a node's GPUs is refused too.
+    Unless `allows_all`, a request for all of a node's GPUs is refused too.
 
     Args:
         who: name of the scheduler, used in the message.
     """
-    if isinstance(gpu, GpuChoice) and (gpu.selectors or not (total or gpu.count)):
+    if isinstance(gpu, GpuChoice) and (gpu.selectors or not (allows_all or gpu.count)):
         raise RequestError(
             f"--gpu {gpu}: {who} chooses the GPUs: "
             f"write how many, as in --gpu {len(gpu.selectors) or 8}"

@@ -101,7 +101,7 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
 
 
 def accesses(
-    nodes: Sequence[Node], previous: Sequence[Any], addresses: Sequence[str]
+    nodes: Sequence[Node], daemon_accesses: Sequence[Any], addresses: Sequence[str]
 ) -> tuple[NodeAccess, ...]:
     """Start a relay on each node but the head, and return the head's access to each node.
 
@@ -109,7 +109,7 @@ def accesses(
 
     Args:
         nodes: the machines as reached from here, the head first.
-        known: access to their daemons (`Node.access`).
+        daemon_accesses: access to their daemons (`Node.access`).
         addresses: addresses of the nodes in their common network.
 
     Raises:
@@ -117,7 +117,7 @@ def accesses(
     """
     first, *remaining = (
         NodeAccess(access.daemon, access.secret, node.name, address)
-        for node, access, address in zip(nodes, previous, addresses, strict=True)
+        for node, access, address in zip(nodes, daemon_accesses, addresses, strict=True)
     )
     pem = tls.certificate() if remaining else ""
     opened = run_all(
@@ -138,7 +138,7 @@ class RelayedTransport:
     """A process on another node, reached through its relay.
 
     Args:
-        words: the module and its arguments.
+        command: the module and its arguments.
         timeout: seconds to wait for the connection.
 
     Raises:

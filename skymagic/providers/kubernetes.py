@@ -216,7 +216,7 @@ class Kubernetes:
         pods = [
             PodPlace(access.host, access.job_id, context, namespace, container, bool(holder))
             for access in accesses
-            for context, namespace, container, holder in [access.address]
+            for context, namespace, container, holder in [access.location]
         ]
         labels = dict(plan.request.kubernetes).get("pods", "")
         cluster = _cluster(pods[0].context, pods[0].namespace)
@@ -266,7 +266,7 @@ def _resources(request: PoolRequest, template: Json) -> Json:
     if request.memory:
         requests["memory"] = f"{request.memory.amount:g}G"
     if (gpu := request.gpu) is not None:
-        check_gpu_count(gpu, "the cluster", total=False)
+        check_gpu_count(gpu, "the cluster", allows_all=False)
     gpus = {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}
     return {"requests": requests | gpus, "limits": gpus}  # Kubernetes wants both to be the same
 

@@ -514,12 +514,12 @@ class Ray:
         Connects to no node yet.
         """
         survey = RaySurvey(
-            plan, accesses[0].installation.requirements, RayLink(accesses[0].address[0])
+            plan, accesses[0].installation.requirements, RayLink(accesses[0].location[0])
         )
         key = ChannelKey(accesses[0].job_id, HERE.run, accesses[0].channel_key)
         survey.gang.key = key
         nodes = [
-            RayNode(access.host, access.job_id, survey.link, index, access.address[1], key)
+            RayNode(access.host, access.job_id, survey.link, index, access.location[1], key)
             for index, access in enumerate(accesses)
         ]
         return survey, survey.attached(nodes, accesses)

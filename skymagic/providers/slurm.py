@@ -245,7 +245,7 @@ class Slurm:
         survey = SlurmSurvey(
             plan, accesses[0].installation.requirements, login, directives, prologue
         )
-        (survey.gang.number,) = accesses[0].address
+        (survey.gang.number,) = accesses[0].location
         key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
         survey.gang.key = key
         nodes = [

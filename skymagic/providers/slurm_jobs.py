@@ -559,20 +559,20 @@ class LoginNode:
         self.run, self.channel, self.close = programs.run, programs.channel, programs.close
         self.queue = JobQueue(self.run)
 
-    def submit(self, options: Sequence[str], text: str, job_id: str) -> str:
+    def submit(self, command: Sequence[str], text: str, job_id: str) -> str:
         """Submit a job and return its Slurm job number.
 
         If Slurm's answer is lost, the job is looked up under the pool's job ID.
 
         Args:
-            words: command that submits the job.
+            command: command that submits the job.
             text: standard input of the command.
             job_id: job ID of the pool.
 
         Raises:
             ProvisionError: Slurm refused the job; the message gives the reason.
         """
-        done = self.run(*options, text=text)
+        done = self.run(*command, text=text)
         if match := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
             logger.info("Slurm job is submitted: job=%s number=%s", job_id, match[1])
             return match[1]

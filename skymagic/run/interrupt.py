@@ -72,7 +72,7 @@ class StopSignal:
                 submission.put(StopPressed())
 
 
-def remote_stop(stop: StopSignal) -> Callable[[], None]:
+def stop_from_any_thread(stop: StopSignal) -> Callable[[], None]:
     """Return a function that stops a run of this thread, like the stop button, from any thread."""
     if threading.current_thread() is not threading.main_thread():
         return stop.send

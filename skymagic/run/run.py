@@ -115,7 +115,7 @@ class RunLoop:
         begin: called with a rank and a message's number before the message is written to the
             screen.
         mark: called with the same arguments once the message counts as shown (`Settling`).
-        left: returns True if this process ends and leaves the run to its ranks; None if runs end
+        is_left: returns True if this process ends and leaves the run to its ranks; None if runs end
             with it.
     """
 
@@ -127,12 +127,12 @@ class RunLoop:
         limits: Limits,
         begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
-        is_abandoned: Callable[[], bool] | None = None,
+        is_left: Callable[[], bool] | None = None,
     ) -> None:
         self._submission = submission
         self._begin, self._settling = begin, Settling(mark)
         self._agents = agents
-        self._left, self._held_stop = is_abandoned, False
+        self._left, self._held_stop = is_left, False
         self._screen = screen
         self._limits = limits
         self._stopping = False  # True after a failure, a timeout or a press of stop
@@ -168,7 +168,7 @@ class RunLoop:
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
-            if self.report.closed or self.report.remaining:
+            if self.report.closed or self.report.left_running:
                 return self.report
         if killed := [
             number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
@@ -451,7 +451,7 @@ class RunLoop:
         self._due[RunLoop._stop] = None
         if self._left is not None and self._left():
             logger.info("run is left to its ranks: run=%s", self._submission.number)
-            self.report.remaining = True
+            self.report.left_running = True
             return
         open_ranks = self.report.unfinished()
         if not open_ranks:
@@ -510,7 +510,7 @@ class RunLoop:
                     waiting,
                     ended,
                 )
-                self._screen.standstill(standing.summary, standing.stacks)
+                self._screen.standstill(standing.summary, standing.positions)
 
 
 def show_output(screen: Screen, output: Output) -> None:

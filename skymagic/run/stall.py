@@ -92,11 +92,11 @@ class Standstill:
 
     Attributes:
         summary: the ranks and the duration, in one line.
-        places: the position of each rank, one line each.
+        positions: the position of each rank, one line each.
     """
 
     summary: str
-    stacks: str
+    positions: str
 
 
 class Stall:
@@ -414,7 +414,7 @@ class HangWatch:
     _agents: Agents
     _pending: Callable[[], Collection[int]]
     _starting: Collection[int] = ()
-    stacks: dict[int, str] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
     """Ranks that were killed or could not start, with the reasons."""
     _signs: SignsOfLife = field(default_factory=SignsOfLife)
     _over: bool = False
@@ -438,15 +438,17 @@ class HangWatch:
             with self._changed:
                 if self._over:
                     return
-                self.stacks |= failed | dict.fromkeys(hanging, f"it hung for {HANG_DEADLINE:.0f} s")
+                self.problems |= failed | dict.fromkeys(
+                    hanging, f"it hung for {HANG_DEADLINE:.0f} s"
+                )
                 self._agents.signal(hanging, signal.SIGKILL)
                 # a restarted rank that failed cannot join: release the ranks that wait for it
-                if not self.stacks.keys().isdisjoint(self._starting):
+                if not self.problems.keys().isdisjoint(self._starting):
                     self._agents.ask(self._pending(), queries.RELEASE, timeout=0.0)
 
     def _failed(self) -> dict[int, str]:
         states = {
-            rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.stacks
+            rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.problems
         }
         failed = {
             rank: f"{state.failed.ename}: {state.failed.evalue}"

@@ -178,7 +178,7 @@ class Report:
     """Number of the run in the pool; 0 for an order that is not a run."""
     interrupted: bool = False
     timed_out: bool = False
-    remaining: bool = False
+    left_running: bool = False
     """This process ends, and the ranks continue the run for the notebook that attaches next."""
     closed: bool = False
     """This notebook has ended the pool: nothing more arrives, even from unfinished ranks."""
@@ -332,21 +332,20 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
     return tuple(number for number, rank in report.ranks.items() if by_itself(rank))
 
 
-def last_words(ranks: Sequence[int], rank: str, several: str) -> str:
+def last_words(ranks: Sequence[int], singular: str, plural: str) -> str:
     """Describe ranks that the others wait for in every collective, as a part of a line.
 
     Return "" for none.
     """
-    return (
-        f"{rank_words(list(ranks))} {verb_form(len(ranks), rank, several)} last in every collective"
-        if ranks
-        else ""
-    )
+    if not ranks:
+        return ""
+    verb = verb_form(len(ranks), singular, plural)
+    return f"{rank_words(list(ranks))} {verb} last in every collective"
 
 
-def lag_words(behind: dict[int, int], rank: str = "was", several: str = "were") -> str:
+def lag_words(behind: dict[int, int], singular: str = "was", plural: str = "were") -> str:
     """Describe ranks that are behind others, as a part of a line; "" for none."""
     if not behind:
         return ""
-    verb = rank if len(behind) == 1 else several
+    verb = verb_form(len(behind), singular, plural)
     return f"{rank_words(list(behind))} {verb} {count(max(behind.values()), 'step')} behind"

@@ -234,16 +234,18 @@ class Silence:
 
     name: str
     streams: tuple[str, ...]
-    ranks: frozenset[int] | Literal["head", "all", "nobody"] | Callable[[InstanceInfo], bool]
+    audible_ranks: (
+        frozenset[int] | Literal["head", "all", "nobody"] | Callable[[InstanceInfo], bool]
+    )
 
     def applies(self) -> bool:
         """Return True if this rank is to be silent."""
         info = instance_info()
-        if callable(self.ranks):
-            return not self.ranks(info)
-        if isinstance(self.ranks, frozenset):
-            return info.rank not in self.ranks
-        return self.ranks == "nobody" or (self.ranks == "head" and info.rank != 0)
+        if callable(self.audible_ranks):
+            return not self.audible_ranks(info)
+        if isinstance(self.audible_ranks, frozenset):
+            return info.rank not in self.audible_ranks
+        return self.audible_ranks == "nobody" or (self.audible_ranks == "head" and info.rank != 0)
 
     def redirection(self) -> silence.Redirection:
         """Return the redirection for one call: of these streams, or of none if this rank's output

@@ -168,9 +168,9 @@ def kernel_text(path: Path) -> str:
     return ""
 
 
-def kernel_field(field: str, name: str) -> int | None:
+def kernel_field(text: str, name: str) -> int | None:
     """Return the number that follows a name, as in ``/proc/meminfo`` and ``memory.stat``."""
-    match = re.search(rf"^{name}:?\s+(\d+)", field, re.MULTILINE)
+    match = re.search(rf"^{name}:?\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -45,8 +45,8 @@ def expand(expressions: Iterable[str]) -> tuple[HostSpec, ...]:
     """Expand host names, ranges and files of hosts, in order; a host named twice is two nodes.
 
     Args:
-        words: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one per
-            line, # comments).
+        expressions: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one
+            per line, # comments).
 
     Raises:
         RequestError: with all mistakes.

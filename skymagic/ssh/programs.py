@@ -37,15 +37,18 @@ class Programs:
 
     Args:
         first: one of them, whose location is that of the others.
-        kept: regular expression for the names of the notebook's variables that they inherit.
+        variable_pattern: regular expression for the names of the notebook's variables that they
+            inherit.
     """
 
-    def __init__(self, first: str, control_path: str) -> None:
-        self._first, self._kept = first, re.compile(control_path)
+    def __init__(self, first: str, variable_pattern: str) -> None:
+        self._first, self._variable_pattern = first, re.compile(variable_pattern)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the programs and their child processes."""
-        return {name: value for name, value in environ.items() if self._kept.fullmatch(name)}
+        return {
+            name: value for name, value in environ.items() if self._variable_pattern.fullmatch(name)
+        }
 
     def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program to its end; a timeout counts as a failure.
@@ -86,7 +89,7 @@ class Programs:
         """Return a channel, not started yet, that relays a shell's streams through a program.
 
         Args:
-            words: the program with its arguments; the shell's command line is appended.
+            arguments: the program with its arguments; the shell's command line is appended.
             variables: additional environment variables.
         """
         return CommandChannel(arguments, {**self.variables(os.environ), **variables})
@@ -106,8 +109,8 @@ class HostPrograms(Programs):
         RequestError: it is not a host's name, or several.
     """
 
-    def __init__(self, name: str, client: str, first: str, control_path: str) -> None:
-        super().__init__(first, control_path)
+    def __init__(self, name: str, client: str, first: str, variable_pattern: str) -> None:
+        super().__init__(first, variable_pattern)
         self._endpoint, *more = config.endpoints((name,), client)
         if more:
             raise RequestError(f"--login {name}: a cluster is reached through one login node")

@@ -58,12 +58,14 @@ class UntrustedHost(HostError):
 class Trust(Protocol):
     """Decides which node may have an encrypted session; called on any thread."""
 
-    def check(self, node: str, claim: Mapping[str, str], seen: str) -> dict[str, str]:
+    def check(
+        self, node: str, claim: Mapping[str, str], session_fingerprint: str
+    ) -> dict[str, str]:
         """Check a node's claim and return the notebook's answer.
 
         Args:
             claim: the message of kind `sealed.CLAIM`.
-            seen: the session's fingerprint.
+            session_fingerprint: the session's fingerprint.
 
         Raises:
             UntrustedHost: the node is not known.

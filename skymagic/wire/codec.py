@@ -33,7 +33,6 @@ class FrozenMessage:
     """
 
     def __init_subclass__(cls) -> None:
-        # not frozen=True, which takes three times as long at startup; mypy still checks it
         dataclass(eq=False)(cls)
 
     def __eq__(self, other: object) -> bool:
@@ -78,16 +77,11 @@ class Codec(Generic[M]):
             ValueError: the line is not a message of this version, or `check` refuses it.
         """
         try:
-            name, values = json.loads(line)
-            message: Any = reader(self._kinds[name])(values)
-            if not 0 <= payload_size(message) <= self._max_payload:
-                raise ValueError("not the size of a payload")
-            self._check(message)
+            return self._read(json.loads(line))
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise ValueError(
                 f"not a message of this skymagic: {line[:200]!r} ({problem})"
             ) from None
-        return message  # type: ignore[no-any-return]
 
     def to_plain(self, message: M) -> list[Any]:
         """Return the message as the JSON value of its line, for carriers with their own encoder."""
@@ -100,13 +94,18 @@ class Codec(Generic[M]):
             ValueError: the value is not a message of this version, or `check` refuses it.
         """
         try:
-            name, values = value
-            message: M = reader(self._kinds[name])(values)
-            self._check(message)
+            return self._read(value)
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(
                 f"not a message of this skymagic: {value!r:.200} ({problem})"
             ) from None
+
+    def _read(self, value: Any) -> M:
+        name, values = value
+        message: M = reader(self._kinds[name])(values)
+        if not 0 <= payload_size(message) <= self._max_payload:
+            raise ValueError("not the size of a payload")
+        self._check(message)
         return message
 
     def decoder(self, *, noise: bool = False) -> Decoder[M]:
@@ -250,7 +249,6 @@ def read_line(descriptor: int) -> bytes:
     """
     line = b""
     while not line.endswith(b"\n"):
-        # not more: the bytes behind the line belong to another reader
         byte = os.read(descriptor, 1)
         if not byte:
             raise SystemExit(0)

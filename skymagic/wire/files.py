@@ -92,7 +92,7 @@ class CompareReply(FileMessage):
     Attributes:
         want: files to be sent.
         ask: files with the same size but another time; their digests decide.
-        there: pairs of a number and a `PresentPieces` text, for all files in `ask` and for large
+        present: pairs of a number and a `PresentPieces` text, for all files in `ask` and for large
             files in `want`.
         problems: reasons why it cannot be done.
     """

@@ -81,11 +81,11 @@ def fingerprint_of(pem: str) -> str:
     return fingerprint(ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----BEGIN PRIVATE")]))
 
 
-def proof(key: str, role: str, certificate: str) -> str:
+def proof(key: str, role: str, session_fingerprint: str) -> str:
     """Return proof that one end (`NODE`, `NOTEBOOK`) knows the key in this fingerprint's
     session.
     """
-    message = role.encode() + b"\0" + certificate.encode()
+    message = role.encode() + b"\0" + session_fingerprint.encode()
     return hmac.new(key.encode(), message, hashlib.sha256).hexdigest()
 
 

@@ -37,8 +37,8 @@ class ObjectLink(FrozenMessage):
     """Number of that pickle's table on the rank."""
     number: int
     """Number of the object in the table."""
-    spare: int | None
-    """Number of the object in the bundle's spare pickle; None if it has none."""
+    fallback_number: int | None
+    """Number of the object in the bundle's fallback pickle; None if it has none."""
 
 
 class PackedBundle(FrozenMessage):
@@ -54,7 +54,7 @@ class PackedBundle(FrozenMessage):
     table: int | None = None
     """Number of the rank's table for the bundle's objects; None if none is needed."""
     links: tuple[ObjectLink, ...] = ()
-    spare: PackedParts | None = None
+    fallback: PackedParts | None = None
     """The same values without references, for a rank that has just dropped one of the objects."""
     code: bool = False
     """True if the pickle has code, which travels between equal versions of Python only."""

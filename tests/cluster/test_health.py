@@ -49,7 +49,7 @@ def test_xids_of_the_kernels_log() -> None:
 
 def judged(node: Health, expected: int = 8) -> list[tuple[str, bool]]:
     return [
-        (one.reasons, one.broken)
+        (one.problem, one.broken)
         for one in Findings((GOOD, node, GOOD), expected=expected).verdicts
     ]
 
@@ -128,6 +128,6 @@ def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
     ]
     found = check([*nodes, Node(2, "gone", unreached, unreached, address="127.0.0.1")])
     assert abs(found.nodes[0].ahead) <= max(found.nodes[0].unsure, 0.01)
-    assert [(one.node, one.reasons) for one in found.verdicts if one.broken] == [
+    assert [(one.node, one.problem) for one in found.verdicts if one.broken] == [
         (2, "not checked: gone: no route to host")
     ]

@@ -14,7 +14,7 @@ import pytest
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import NodeStore, digest
 from tests.contracts.stores import MB, Cluster, Here, Nodes, put
-from tests.lab.waiting import until
+from tests.lab.waiting import at, until
 
 REMOTE = [
     pytest.param(partial(Cluster, 1), id="one node"),
@@ -48,18 +48,6 @@ def nodes(lent: Nodes) -> Nodes:
 def counts(nodes: Nodes) -> list[int]:
     """Number of files on each node."""
     return [len(nodes.files(node)) for node in range(len(nodes.folders))]
-
-
-def at(nbytes: int, act: Callable[[], object]) -> Callable[[int], None]:
-    """Progress that acts once, when so many bytes were sent."""
-    done: list[int] = []
-
-    def progress(sent: int) -> None:
-        if sent >= nbytes and not done:
-            done.append(sent)
-            act()
-
-    return progress
 
 
 def test_a_value_arrives_equal_and_is_private(nodes: Nodes) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,18 +24,6 @@ from tests.lab.nodes import node_of, start
 def three() -> Iterator[Cluster]:
     with closing(Cluster(3)) as made:
         yield made
-
-
-def at(nbytes: int, act: Callable[[], None]) -> Callable[[int], None]:
-    """Progress that acts once, when so many bytes were sent."""
-    done: list[int] = []
-
-    def progress(sent: int) -> None:
-        if sent >= nbytes and not done:
-            done.append(sent)
-            act()
-
-    return progress
 
 
 @pytest.mark.parametrize("when", [10_000, 5 * MB, 10 * MB + 300])

@@ -20,10 +20,10 @@ from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.codec import Transport
 from tests.contracts.stores import MB
-from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines
 from tests.lab.nodes import node_of, start
 from tests.lab.raising import raises
+from tests.lab.waiting import at
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 

@@ -24,6 +24,18 @@ def until(there: Callable[[], object]) -> None:
         time.sleep(0.01)  # the only way: nobody tells
 
 
+def at(nbytes: int, act: Callable[[], object]) -> Callable[[int], None]:
+    """Progress that acts once, when so many bytes were sent."""
+    done: list[int] = []
+
+    def progress(sent: int) -> None:
+        if sent >= nbytes and not done:
+            done.append(sent)
+            act()
+
+    return progress
+
+
 def says(process: subprocess.Popen[str], words: str) -> None:
     """Read what a program prints up to a line with these words. Fails where it ends before."""
     assert process.stdout is not None

@@ -22,21 +22,15 @@ from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical
 from skymagic.plan.gpus import GpuDevice, devices_by_name
 from skymagic.plan.image import Image
 from skymagic.plan.planning import fits, plan
-from skymagic.plan.plans import Inventory, Plan, Topology, topology
+from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, duration_text, memory
 from tests.lab.golden import Golden
+from tests.surfaces import BOX as BIG
+from tests.surfaces import LAPTOP as SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
-BIG = Inventory(
-    "box",
-    cpus=64,
-    memory_gb=512.0,
-    gpus=devices_by_name(*["NVIDIA A100-SXM4-80GB"] * 8),
-    python="3.11",
-)
 
 
 def ranks(text: str, world_size: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.wire.record import identity
 from tests.lab.golden import Golden
+from tests.lab.raising import raises
 
 KEY = PoolKey(plan(PoolRequest(nodes=1), Inventory("laptop", 8, 32.0)), ("secret",), (), 1)
 
@@ -122,10 +123,15 @@ def test_a_key_of_another_user_is_not_used(golden: Golden, state: Path) -> None:
         keys.read("lab-0a1b2c3d")
 
 
+def test_a_key_that_is_not_here_has_its_own_code(state: Path) -> None:
+    with raises(PoolError, "key-missing", match="lab-0a1b2c3d"):
+        keys.read("lab-0a1b2c3d")
+
+
 def test_a_key_that_others_can_read_is_not_used(state: Path) -> None:
     records.write(with_key())
     (state / "lab-0a1b2c3d.json").chmod(0o640)
-    with pytest.raises(PoolError, match="chmod 600 it if nobody has changed it"):
+    with raises(PoolError, "key-exposed", match="chmod 600 it if nobody has changed it"):
         keys.read("lab-0a1b2c3d")
     assert [one.name for one in records.every()] == ["lab"], "it is listed"
 

@@ -115,20 +115,24 @@ def reach(
     loads: Iterable[str],
     namespace: Mapping[str, object],
     uses: Callable[[str, object], Mapping[str, str]],
-    aliases: Mapping[str, str] = types.MappingProxyType({}),
+    further_names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the names of the namespace that a cell needs, each with the reason.
 
     Args:
         loads: names that the cell itself loads; those missing in the namespace are left out.
         uses: returns the global names that a name's value needs, with the place of their use.
-        others: further names with the reason, followed after all names that the cell itself loads.
+        further_names: more names with the reason, followed after all names that the cell itself
+            loads.
 
     Returns:
         The reason by name, `"the cell"` or `"used by Net.forward"`, in the order of discovery.
     """
     why: dict[str, str] = {}
-    pending: dict[str, str] = {**aliases, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
+    pending: dict[str, str] = {
+        **further_names,
+        **dict.fromkeys(sorted(loads, reverse=True), "the cell"),
+    }
     # The last names were inserted first, so that `popitem` returns the cell's own names in order.
     while pending:
         name, reason = pending.popitem()

@@ -73,20 +73,20 @@ def cut_into_pieces(data: Buffer) -> list[memoryview]:
 
 
 def recipe(
-    lengths: Iterable[int], sources: Iterable[tuple[str, int] | None], digest: str
+    lengths: Iterable[int], locations: Iterable[tuple[str, int] | None], remainder_file: str
 ) -> list[Slice]:
     """Return the slices of other files that make up a file, as few as possible.
 
     Args:
         lengths: length of each piece.
-        places: name and offset of each piece, or None for one that is in the file `digest`, where
+        locations: name and offset of each piece, or None for one that is in `remainder_file`, where
             these pieces follow one another.
-        rest: name of the file with the remaining pieces.
+        remainder_file: name of the file with the remaining pieces.
     """
     slices: list[Slice] = []
     rest_offset = 0
-    for nbytes, location in zip(lengths, sources, strict=True):
-        name, offset = location or (digest, rest_offset)
+    for nbytes, location in zip(lengths, locations, strict=True):
+        name, offset = location or (remainder_file, rest_offset)
         rest_offset += 0 if location else nbytes
         slices.append((name, offset, nbytes))
     joined = slices[:1]

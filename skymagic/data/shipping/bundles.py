@@ -176,7 +176,7 @@ class Bundle:
             imports=tuple(self.imports),
             table=self.table,
             links=tuple(ObjectLink(*ref, number) for ref, number in self.links),
-            spare=spare,
+            fallback=spare,
             code=self.pickled.code,
             versions={name: _version(name) for name in sorted(self.pickled.packages)},
         )

@@ -36,7 +36,7 @@ class ShippingRequest:
     """Names to bring back: those that the cell does not use are taken as the ranks have them."""
     no_push: bool = False
     """True if only `push` and `temporary` travel."""
-    preserved: frozenset[str] = frozenset()
+    local_names: frozenset[str] = frozenset()
     """Names that stay in the notebook."""
     fresh: bool = False
     dry_run: bool = False
@@ -51,7 +51,7 @@ class ShippingRequest:
             *(() if self.no_push else self.names.loads),
             *self.push,
             *self.temporary,
-        } - self.preserved
+        } - self.local_names
 
     @property
     def hints(self) -> set[str]:
@@ -59,7 +59,7 @@ class ShippingRequest:
         if self.no_push:
             return set()
         types = {name for name in self.names.hints if is_type(self.space.get(name))}
-        return types.union(self.names.probes) - self.preserved
+        return types.union(self.names.probes) - self.local_names
 
 
 @dataclass(eq=False)
@@ -156,7 +156,7 @@ class Collector:
                     **used_names,
                 }
             return {
-                used: user for used, user in used_names.items() if used not in request.preserved
+                used: user for used, user in used_names.items() if used not in request.local_names
             }
 
         why = reach(request.wanted | request.hints, request.space, uses, read)
@@ -185,7 +185,9 @@ class Collector:
         try:
             names = CellNames(loads=frozenset(related))
             additional = self.collect(
-                ShippingRequest(names, request.ranks, self.namespace, preserved=request.preserved)
+                ShippingRequest(
+                    names, request.ranks, self.namespace, local_names=request.local_names
+                )
             )
         except CaptureError:  # ignored, because the cell does not use them
             return False
@@ -206,7 +208,7 @@ class Collector:
         moved = [
             value
             for value in needs.moved
-            if not value.fixed and value.name not in request.temporary | request.preserved
+            if not value.fixed and value.name not in request.temporary | request.local_names
         ]
         if not moved:
             return {}
@@ -215,7 +217,7 @@ class Collector:
         held = (
             set().union(*(self.bindings.fingerprints(rank) for rank in ranks))
             - needs.values.keys()
-            - request.preserved
+            - request.local_names
         )
         # Outputs that the ranks displayed themselves are their own: their `_5` is unrelated to the
         # notebook's.

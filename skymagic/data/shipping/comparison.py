@@ -289,7 +289,7 @@ class Comparison:
                 sent = frozenset().union(*(fingerprints.keys() & names for fingerprints in held))
                 names = {name for name in sent if not self._settled(held, name)}
             reasons.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
-        return {name: reason for name, reason in reasons.items() if name not in request.preserved}
+        return {name: reason for name, reason in reasons.items() if name not in request.local_names}
 
     def _bound_by_cell(self, request: ShippingRequest) -> dict[str, str]:
         """Return constants that ranks hold and that a cell may bind without reading them.
@@ -298,7 +298,7 @@ class Comparison:
         an object that the name already has, such as `d = 1` over 1, on a path that need not be
         taken. With the notebook's latest value on the rank this makes no difference.
         """
-        names = request.names.stores - request.wanted - request.preserved - self._pulled.keys()
+        names = request.names.stores - request.wanted - request.local_names - self._pulled.keys()
         held = frozenset().union(*(self._bindings.names(rank) for rank in request.ranks))
         return {
             name: "assigned in the cell"

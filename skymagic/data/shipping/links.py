@@ -39,16 +39,16 @@ class SentValue:
     stream: str | Buffer
     """Stream of the pickle that defines the numbers of the objects."""
     table: int
-    spans: Mapping[int, _Place] | None = None
+    locations: Mapping[int, _Place] | None = None
     """Locations by number; None if each number is that in the table."""
     root: int = ROOT
-    """Number of the value itself in the table, used if `spans` is None."""
+    """Number of the value itself in the table, used if `locations` is None."""
 
     def place(self, number: int) -> _Place | None:
         """Return where the ranks have the object with this number, or None."""
-        if self.spans is None:
+        if self.locations is None:
             return _Place((self.table, self.root if number == ROOT else number))
-        return self.spans.get(number)
+        return self.locations.get(number)
 
 
 class _Seen(NamedTuple):
@@ -288,12 +288,12 @@ def _places(
 
 
 def _tables(sent: SentValue) -> set[int]:
-    return {sent.table, *(place.ref[0] for place in (sent.spans or {}).values())}
+    return {sent.table, *(place.ref[0] for place in (sent.locations or {}).values())}
 
 
-def _overlap(span_list: Sequence[Span], other: Sequence[Span]) -> bool:
-    if not span_list or not other:
+def _overlap(first: Sequence[Span], second: Sequence[Span]) -> bool:
+    if not first or not second:
         return False
     # Two values with common memory form one group.
-    both = [Pickled((), (), spans=tuple(spans)) for spans in (span_list, other)]
+    both = [Pickled((), (), spans=tuple(spans)) for spans in (first, second)]
     return len(groups(both, [frozenset(), frozenset()])) == 1

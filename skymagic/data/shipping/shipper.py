@@ -213,7 +213,7 @@ class Shipper(Unpacking):
                 push=push,
                 gather=gather,
                 no_push=no_push is True,
-                preserved=frozenset() if isinstance(no_push, bool) else frozenset(no_push),
+                local_names=frozenset() if isinstance(no_push, bool) else frozenset(no_push),
                 fresh=fresh,
                 dry_run=dry_run,
                 progress=progress,

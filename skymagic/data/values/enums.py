@@ -199,19 +199,23 @@ def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]
 
 
 def composite_member(
-    cls: type[enum.Enum], members: bool, base: Any, args: tuple[Any, ...], state: dict[str, object]
+    cls: type[enum.Enum],
+    is_registered: bool,
+    base: Any,
+    args: tuple[Any, ...],
+    state: dict[str, object],
 ) -> enum.Enum:
     """Return the unnamed member with this value, creating it if necessary.
 
     Args:
-        known: True if its class can look it up by value.
+        is_registered: True if its class can look it up by value.
     """
     value = state["_value_"]
-    member = cls._value2member_map_.get(value) if members else None
+    member = cls._value2member_map_.get(value) if is_registered else None
     if member is None:
         member = base.__new__(cls, *args)
         _fill_member(member, state)
-        if members:
+        if is_registered:
             cls._value2member_map_[value] = member
     return member
 

@@ -59,9 +59,9 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
-def attribute(dotted_path: str, path: str) -> Any:
+def attribute(module_path: str, path: str) -> Any:
     """Import a module and resolve a dotted attribute path in it."""
-    value: Any = module(dotted_path)
+    value: Any = module(module_path)
     for name in path.split("."):
         value = getattr(value, name)
     return value
@@ -227,12 +227,12 @@ def imports(names: Iterable[str], space: Namespace) -> dict[str, tuple[str, str]
     return sources
 
 
-def _import(space: Namespace, imports: dict[str, tuple[str, str]]) -> None:
+def _import(space: Namespace, sources: dict[str, tuple[str, str]]) -> None:
     """Import names that this side does not have.
 
     A package that is missing here raises only when the function is called.
     """
-    for name, (where, what) in imports.items():
+    for name, (where, what) in sources.items():
         if name not in space:
             with suppress(Exception):
                 space[name] = attribute(where, what) if what else module(where)

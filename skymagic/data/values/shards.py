@@ -248,12 +248,12 @@ def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     }
 
 
-def _problem(name: str, outcomes: Mapping[int, Mapping[str, ShardLayout]]) -> str:
+def _problem(name: str, layouts: Mapping[int, Mapping[str, ShardLayout]]) -> str:
     """Return why the shards of a value cannot be gathered, or "" if they can."""
     for rank, (signature, holders) in (
-        (rank, shards[name]) for rank, shards in outcomes.items() if name in shards
+        (rank, shards[name]) for rank, shards in layouts.items() if name in shards
     ):
-        absent = [holder for holder in holders if holder not in outcomes]
+        absent = [holder for holder in holders if holder not in layouts]
         if absent:
             holder_ranks = ", ".join(map(str, holders))
             return (
@@ -264,7 +264,7 @@ def _problem(name: str, outcomes: Mapping[int, Mapping[str, ShardLayout]]) -> st
             (
                 holder
                 for holder in holders
-                if name not in outcomes[holder] or outcomes[holder][name].signature != signature
+                if name not in layouts[holder] or layouts[holder][name].signature != signature
             ),
             None,
         )

@@ -206,7 +206,7 @@ class Walk:
     """Walk that adds files and folders to a listing.
 
     Args:
-        found: the listing.
+        listing: the listing.
         stopped: called at each folder.
         skip: decides which paths, relative to the folder being walked, are skipped.
         follow: follow links that lead out. A folder created by others may have a link to a private

@@ -205,8 +205,8 @@ def encoded_files(
     between.
 
     Args:
-        there: the receiver's `PresentPieces` text of a file, by number: these pieces are referenced
-            rather than sent.
+        remote_digests: the receiver's `PresentPieces` text of a file, by number: these pieces are
+            referenced rather than sent.
     """
     from xxhash import xxh3_128_digest
 

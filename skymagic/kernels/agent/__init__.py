@@ -1,10 +1,10 @@
 """The agent of a node: starts ranks, watches them, filters their output, and ends them.
 
-    notebook       ◀── link: messages of wire.agent ──▶  Agent   one event loop, one thread
+    notebook   ◀── link: messages of wire.agent ──▶  Agent   one event loop, one thread
     forkserver ◀── RankSpec with descriptors; RankForked, ChildExited ──▶  Ranks
-    rank           ◀── control socket: Request, Offer, Published ── Ranks
-    rank           ─── control socket: Reply, BeginOutput, Publish, EndOutput ──▶ Ranks
-    rank           ─── stdout, stderr: pipes ──▶  OutputFilter ──▶ its log, and iopub (token bucket)
+    rank       ◀── control socket: Request, Offer, Published ── Ranks
+    rank       ─── control socket: Reply, BeginOutput, Publish, EndOutput ──▶ Ranks
+    rank       ─── stdout, stderr: pipes ──▶  OutputFilter ──▶ its log, and iopub (token bucket)
 
 agent          the process: the link to the notebook and the dispatch of its messages
 ranks          all ranks of the node: start, watch, replace and end them

@@ -125,10 +125,8 @@ def output_of_run(
     lost, start = start is None, first if start is None else start
     try:
         with open(path, "rb") as log:
-            begin, end = (
-                first_line_position(log),
-                log.seek(0, os.SEEK_END) if last is None else last,
-            )
+            begin = first_line_position(log)
+            end = log.seek(0, os.SEEK_END) if last is None else last
             lost, start = lost and begin > start, min(max(start, begin), max(start, end))
             log.seek(start)
             data = log.read(min(PIECE, max(0, end - start)))

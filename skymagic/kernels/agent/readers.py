@@ -212,7 +212,7 @@ class NodeReaders:
 
     Args:
         path: of the socket, created anew.
-        told: returns the messages that each reader gets first.
+        greeting: returns the messages that each reader gets first.
     """
 
     def __init__(
@@ -221,10 +221,10 @@ class NodeReaders:
         path: str,
         ranks: Ranks,
         audience: RankAudience,
-        pending: Callable[[], Iterable[wire.AgentMessage]],
+        greeting: Callable[[], Iterable[wire.AgentMessage]],
     ) -> None:
         self._loop, self._ranks, self._audience = loop, ranks, audience
-        self._told = pending
+        self._greeting = greeting
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
         # own (negative) number of a request → (reader, the reader's number)
@@ -249,7 +249,7 @@ class NodeReaders:
         reader = self._readers[number] = NodeReader(number, sock)
         logger.debug("reader connected: reader=%s", number)
         self._loop.watch(sock, lambda: self._on_data(reader))
-        for message in [*self._told(), *self._audience.states()]:
+        for message in [*self._greeting(), *self._audience.states()]:
             reader.send(message)
 
     def _on_data(self, reader: NodeReader) -> None:

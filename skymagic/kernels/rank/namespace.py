@@ -248,14 +248,16 @@ class RankNamespace:
                 names, f"the module's code raised {type(problem).__name__}: {problem}"
             ) from problem
 
-    def _spare(self, bundle: PackedBundle, links: list[object], orders: BindOrder) -> list[object]:
+    def _fallback_objects(
+        self, bundle: PackedBundle, links: list[object], orders: BindOrder
+    ) -> list[object]:
         """Return the objects that a bundle refers to, replacing those that are gone by copies."""
         if all(linked is not GONE for linked in links):
             return links
         rebuilt: dict[int, object] = {}
-        if bundle.spare is not None:
+        if bundle.fallback is not None:
             header, buffers = read_parts(
-                bundle.spare, lambda number: self.store.map(orders.files[number])
+                bundle.fallback, lambda number: self.store.map(orders.files[number])
             )
             value = pickling.loads(header, buffers, self.variables, memo=rebuilt)
             rebuilt.update(
@@ -268,8 +270,8 @@ class RankNamespace:
         for link, linked in zip(bundle.links, links, strict=True):
             if linked is not GONE:
                 objects.append(linked)
-            elif link.spare is not None and link.spare in rebuilt:
-                objects.append(rebuilt[link.spare])
+            elif link.fallback_number is not None and link.fallback_number in rebuilt:
+                objects.append(rebuilt[link.fallback_number])
             else:
                 raise LookupError(
                     "the rank has just dropped an object that it refers to; run the cell again"
@@ -293,9 +295,8 @@ class RankNamespace:
             header, buffers = read_parts(
                 bundle, lambda number: self.store.map(orders.files[number])
             )
-            value = pickling.loads(
-                header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo
-            )
+            objects = self._fallback_objects(bundle, links, orders)
+            value = pickling.loads(header, buffers, self.variables, links=objects, memo=memo)
         except Exception as problem:
             raise self._bind_error(names, problem, bundle) from problem
         return _Opened(bundle, _by_name(bundle, value), memo or {})

@@ -84,11 +84,11 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def user_frames(tb: TracebackType | None, *ranks: str) -> TracebackType | None:
+def user_frames(tb: TracebackType | None, *hidden_files: str) -> TracebackType | None:
     """Return a traceback without internal frames.
 
     Left out are frames of the machinery, of torch's call wrappers, of the call of a cell's
-    function, and of the files `ranks`.
+    function, and of the files `hidden_files`.
     """
     folders = tuple(
         os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "")
@@ -104,7 +104,7 @@ def user_frames(tb: TracebackType | None, *ranks: str) -> TracebackType | None:
             and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
         )
         call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
-        if not (file.startswith(folders) or file in ranks or wrapper or call):
+        if not (file.startswith(folders) or file in hidden_files or wrapper or call):
             filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return filtered
 

@@ -102,7 +102,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a script on this node; an order's code calls it on one rank of each participating node.
 
     Args:
-        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it
+        request: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it
             gets the variables with this rank's position; ``env`` and ``without``: variables to add
             and to remove; ``grace``: seconds between TERM and KILL.
 
@@ -195,11 +195,11 @@ def _port(nodes: list[int]) -> int:
 # -- meanwhile -------------------------------------------------------------------------------------
 
 
-def _carry_out(order: Mapping[str, Any], start_time: int, error_file: str) -> dict[str, Any]:
+def _carry_out(order: Mapping[str, Any], log_start: int, error_file: str) -> dict[str, Any]:
     """Run a command and return its `End` as a dictionary; raise Stopped if it was interrupted.
 
     Args:
-        begun: length of the log before.
+        log_start: length of the log before.
     """
     with Command(order) as command:
         try:
@@ -211,8 +211,8 @@ def _carry_out(order: Mapping[str, Any], start_time: int, error_file: str) -> di
             # all remaining work is done here. A process that ignores TERM ends with the grace
             # period, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
-                raise Stopped(_end(command.stop(), order, start_time, error_file)) from None
-    return _end(outcome, order, start_time, error_file)
+                raise Stopped(_end(command.stop(), order, log_start, error_file)) from None
+    return _end(outcome, order, log_start, error_file)
 
 
 class Command:
@@ -344,19 +344,19 @@ def _written() -> int:
     return os.path.getsize(current().log)
 
 
-def _tail(offset: int) -> str:
-    """Return the end of the log after position `start_time`."""
+def _tail(log_start: int) -> str:
+    """Return the end of the log after position `log_start`."""
     size = _written()
     with open(current().log, "rb") as log:
-        log.seek(max(offset, size - TAIL_BYTES))
+        log.seek(max(log_start, size - TAIL_BYTES))
         return log.read().decode(errors="replace")
 
 
 def _end(
-    request: Mapping[str, Any], order: Mapping[str, Any], start_time: int, error_file: str
+    request: Mapping[str, Any], order: Mapping[str, Any], log_start: int, error_file: str
 ) -> dict[str, Any]:
     """Return an `End` as a dictionary, with the last lines and the cause of a failure."""
-    tail = _tail(start_time).replace(order["argv"][-1], NAME)
+    tail = _tail(log_start).replace(order["argv"][-1], NAME)
     status = request.get("status")
     cause = None
     if status != 0:

@@ -601,7 +601,7 @@ class Magic:
 
     Attributes:
         options: options that its help and the reference list.
-        words: words on its line without an option's name, for help; empty if none are allowed.
+        positional: words on its line without an option's name, for help; empty if none are allowed.
             `NAME`: a pool.
         choices: attribute of `CompletionNames` that completes those words.
         cell: True if it is written with ``%%``.

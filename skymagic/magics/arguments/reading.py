@@ -218,7 +218,7 @@ def is_code(line: str, arguments: Sequence[str]) -> bool:
 
     Args:
         line: the whole line, including quotes.
-        words: words of the line that belong to no option.
+        arguments: words of the line that belong to no option.
     """
     if len(arguments) == 1:
         return re.search(r"[(=\[]", arguments[0]) is not None

@@ -41,7 +41,7 @@ def choose(requested: str | None, posted: Sequence[RankHardware]) -> str:
     """Choose the backend of a group of these ranks.
 
     Args:
-        asked: the user's choice; None for the backend that fits.
+        requested: the user's choice; None for the backend that fits.
         posted: hardware of each rank, in rank order.
 
     Raises:

@@ -33,7 +33,7 @@ def rebind(new: Any, before: list[Any], replacements: Mapping[int, Any]) -> None
     Args:
         new: the default group, which replaces all earlier ones.
         before: the groups that were destroyed.
-        made: their replacements, by ``id``.
+        replacements: their replacements, by ``id``.
     """
     kind = type(new)
 

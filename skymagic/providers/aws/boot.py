@@ -167,7 +167,7 @@ class WatchdogBounds:
         idle: time without a cell.
         lifetime: time since boot.
         bootstrap: time without a first agent.
-        gone: time since the last agent ended.
+        absent_after: time since the last agent ended.
         margin: extra idle time that leaves the agent the chance to end itself first.
         interval: time between two checks.
     """

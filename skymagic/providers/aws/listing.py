@@ -140,7 +140,7 @@ def rental(offers: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
     """Return a plan's summary of the offer that is tried first.
 
     Args:
-        chosen: all offers in the order of trial.
+        offers: all offers in the order of trial.
     """
     first = offers[0]
     prices = [price for offer in offers if (price := per_hour(offer, nodes)) is not None]

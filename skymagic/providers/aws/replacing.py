@@ -133,7 +133,7 @@ def print_findings(findings: Findings) -> None:
     """Print noteworthy findings, on the thread of a cell."""
     for verdict in findings.verdicts:
         # a note remains visible after the start's own display has ended
-        print_note(f"[{findings.nodes[verdict.node].name}: {verdict.reasons}]")
+        print_note(f"[{findings.nodes[verdict.node].name}: {verdict.problem}]")
 
 
 def agree_to_replace(survey: RentedSurvey, findings: Findings) -> None:
@@ -158,7 +158,7 @@ def agree_to_replace(survey: RentedSurvey, findings: Findings) -> None:
 def broken(findings: Findings) -> str:
     """Describe the unusable machines, each with the reason."""
     return "; ".join(
-        f"{findings.nodes[verdict.node].name}: {verdict.reasons}"
+        f"{findings.nodes[verdict.node].name}: {verdict.problem}"
         for verdict in findings.verdicts
         if verdict.broken
     )
