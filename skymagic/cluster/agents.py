@@ -37,7 +37,7 @@ class Agents(AgentRequests):
         ended: called with a reason when an agent ends everything, because a limit was reached or
             the pool was ended from elsewhere.
         problem: called with the description of a problem on a node that continues.
-        shown: called with output of a rank in a run that another notebook started.
+        on_result: called with the output and the outcomes of requests.
         on_notice: called with notices of machines that will be reclaimed, and with the results of
             the ranks' hooks.
     """
@@ -50,13 +50,13 @@ class Agents(AgentRequests):
         note: Callable[[str], object],
         ended: Callable[[str], None],
         problem: Callable[[str], None],
-        shown: Callable[[wire.Output], None],
+        on_result: Callable[[wire.Output | wire.OrderFinished | wire.RequestUnknown], None],
         on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None],
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note = died, lost, note
         self._ended, self._problem = ended, problem
-        self._shown, self._on_notice = shown, on_notice
+        self._on_result, self._on_notice = on_result, on_notice
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}
@@ -83,15 +83,14 @@ class Agents(AgentRequests):
         agents: Sequence[wire.AgentSpec],
         ranks: Mapping[int, tuple[int, wire.RankSpec]],
         timeout: float,
-    ) -> wire.ControllerUp:
+    ) -> None:
         """Attach to agents and ranks that another notebook started: ready, failed, or ended.
 
         Args:
             agents: the spec that each agent was started with.
             ranks: as for `order`.
 
-        Returns:
-            The controller's connection info. Nodes that are gone are in `gone`.
+        Nodes that are gone are in `gone`.
 
         Raises:
             ProvisionError: the head is gone, or a node does not answer within `timeout` seconds.
@@ -99,11 +98,9 @@ class Agents(AgentRequests):
         self._node_specs = tuple(agents)
         logger.info("attaching to agents: pool=%s nodes=%s", self.pool, len(agents))
         self.read(ranks, timeout, partly=True)
-        controller = self.wait_controller(timeout)
         self._routes.listen(range(len(self.nodes)))
         if level := agents[0].log_level:
             self.set_log_level(level)
-        return controller
 
     def read(
         self,
@@ -128,7 +125,7 @@ class Agents(AgentRequests):
         self._wait_known(timeout, partly)
 
     def meet(self, timeout: float) -> tuple[Node, ...]:
-        """Probe the nodes' addresses, and start the head's controller where all others reach it.
+        """Find the addresses at which the nodes reach each other, and return the nodes with them.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -139,7 +136,7 @@ class Agents(AgentRequests):
             self._routes.listen(range(len(self.nodes)))
             return self.nodes
         addresses = self._routes.find(timeout)
-        self._links[0].send(wire.StartController(addresses[0]))
+        self._links[0].send(wire.HeadAddress(addresses[0]))
         self._place(addresses)
         self._routes.listen(range(len(self.nodes)))
         return self.nodes
@@ -154,11 +151,6 @@ class Agents(AgentRequests):
             specs = tuple(
                 replace(self.specs[rank][1], generation=generation) for rank in node_ranks
             )
-            # Engines use this to find the controller. The head's agent has it, as does any agent
-            # that was sent it before.
-            engine = (
-                self.controller.engine if self.controller is not None and link.node > 0 else None
-            )
             logger.info(
                 "ranks are ordered: pool=%s node=%s ranks=%s generation=%s",
                 self.pool,
@@ -166,7 +158,7 @@ class Agents(AgentRequests):
                 list(node_ranks),
                 generation,
             )
-            link.send(wire.Spawn(specs, engine))
+            link.send(wire.Spawn(specs))
 
     def close(self) -> None:
         """End all agents and everything that they started. Safe to call twice."""
@@ -306,11 +298,8 @@ class Agents(AgentRequests):
     ) -> list[int]:
         """Start agents again on the nodes that are gone, and return the ranks to start.
 
-        If the head is among them, its controller is new too, and all ranks must connect to it, so
-        ranks of other nodes are included.
-
         Args:
-            timeout: seconds that the head's controller may take; the agents have `REVIVE_TIMEOUT`.
+            timeout: seconds to find the addresses of replacements; agents have `REVIVE_TIMEOUT`.
             machines: replacement machines for some of the nodes.
 
         Raises:
@@ -322,7 +311,7 @@ class Agents(AgentRequests):
         logger.info("lost nodes start again: pool=%s nodes=%s", self.pool, list(back))
         self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
         before = {index: self.started[index] for index in back if index in self.started}
-        # an agent may still run although its controller or forkserver has ended
+        # an agent may still run although its forkserver has ended
         self._links.retire(back, REVIVE_TIMEOUT)
         try:
             self._relink(back)
@@ -334,10 +323,8 @@ class Agents(AgentRequests):
             )
             if machines:
                 self._place(self._routes.find(timeout))
-            if 0 in back:
-                if self._node_specs[0].address is None:
-                    self._links[0].send(wire.StartController(self.nodes[0].address))
-                self.wait_controller(timeout)
+            if 0 in back and self._node_specs[0].address is None:
+                self._links[0].send(wire.HeadAddress(self.nodes[0].address))
             self._routes.listen(back)
         except BaseException as problem:
             logger.warning(
@@ -352,11 +339,7 @@ class Agents(AgentRequests):
                 self._unreachable |= unreachable
             self._links.retire(back, REVIVE_TIMEOUT)
             raise
-        return (
-            list(self.specs)
-            if 0 in back
-            else [rank for index in back for rank in self.ranks_of(index)]
-        )
+        return [rank for index in back for rank in self.ranks_of(index)]
 
     def _relink(self, indices: Iterable[int]) -> None:
         indices = tuple(indices)
@@ -364,8 +347,6 @@ class Agents(AgentRequests):
         with self._changed:
             self._trouble = None
             self._unreachable.difference_update(indices)
-            if 0 in indices:
-                self.controller = None
             for index in indices:
                 self.ending.pop(index, None)
                 self.started.pop(index, None)
@@ -407,9 +388,6 @@ class Agents(AgentRequests):
                     self._calls.replied(message.number, message.rank, message)
                 case wire.RankReply():
                     self._calls.replied(message.number, message.rank, message.value)
-                case wire.ControllerUp():
-                    # their ranks wait for it
-                    self._links.send_others(0, wire.Spawn((), message.engine))
             died = self._apply(index, message)
             self._changed.notify_all()
         if isinstance(message, wire.RendezvousKey):
@@ -421,8 +399,8 @@ class Agents(AgentRequests):
             return
         if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
             self._pass_on(index, message)
-        if isinstance(message, wire.Output):
-            self._shown(message)
+        if isinstance(message, wire.Output | wire.OrderFinished | wire.RequestUnknown):
+            self._on_result(message)
         if isinstance(message, wire.AgentProblem):
             logger.warning("agent reports a problem: pool=%s node=%s", self.pool, index)
             self._problem(f"{self.nodes[index].name}: {message.text}")

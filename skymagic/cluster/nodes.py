@@ -29,8 +29,6 @@ class RankState:
     hostname: str
     """Name of the rank's machine, as shown to users."""
     pid: int | None = None
-    ident: str | None = None
-    """Identity under which its engine registers."""
     ready: bool = False
     exited: wire.RankExited | None = None
     failed: wire.RankFailed | None = None
@@ -101,7 +99,6 @@ class States:
         self.ranks: dict[int, RankState] = {}
         # index into `nodes` → first message of its agent
         self.started: dict[int, wire.AgentStarted] = {}
-        self.controller: wire.ControllerUp | None = None
         self.away: set[int] = set()  # nodes whose links are down, perhaps for good
         self.gone: dict[int, str] = {}  # lost nodes, each with a reason
         # nodes that will be reclaimed, each with the time (seconds since 1970)
@@ -129,16 +126,6 @@ class States:
                 for rank, state in self.ranks.items()
                 if not (state.ready or state.failed or state.exited)
             ]
-
-    def wait_controller(self, timeout: float) -> wire.ControllerUp:
-        """Wait for the controller and return its connection info.
-
-        Raises:
-            ProvisionError: it did not start.
-        """
-        self.wait(lambda: self.controller is not None, timeout, "the controller on the head node")
-        assert self.controller is not None
-        return self.controller
 
     def wait_ready(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
         """Wait until these ranks (default: all) have run their plugins' hooks.
@@ -272,15 +259,12 @@ class States:
                 self._trouble = f"{self.nodes[index].name}: {message.reason}"
             case wire.PoolEnded():
                 self._trouble = f"the pool {message.reason}"
-            case wire.ControllerUp():
-                logger.info("controller is up: node=%s", index)
-                self.controller = message
             case wire.RankForked():
                 state = self.ranks[message.rank]
                 logger.debug(
                     "rank forked: node=%s rank=%s pid=%s", index, message.rank, message.pid
                 )
-                state.pid, state.ident = message.pid, message.ident
+                state.pid = message.pid
                 if state.exited is not None and state.exited.pid != message.pid:
                     state.exited = None  # another notebook has restarted it
             case wire.RankReady():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from skymagic.cluster.links import AgentLinks, PendingCalls
 from skymagic.cluster.nodes import Node, States
 from skymagic.wire import agent as wire
+from skymagic.wire.order import Order, packed_order
 from skymagic.wire.queries import Query
 
 T = TypeVar("T")
@@ -32,14 +33,37 @@ class AgentRequests(States):
         self._links = AgentLinks(self, received, changed)
         self._calls = PendingCalls(self._changed)
 
-    def follow(self, shown: Mapping[int, int]) -> None:
-        """Have agents send the output of ranks, which goes to `shown` of the constructor.
+    def execute(
+        self, ranks: Iterable[int], request: str, order: Order, source: str, run: int = 0
+    ) -> None:
+        """Have ranks carry out an order, and return at once.
+
+        Their output and outcomes go to `on_result` of the constructor.
+
+        Args:
+            request: identity of the request.
+            source: code for the ranks to execute.
+            run: number of the run; 0 if the request is not a run.
+        """
+        packed = packed_order(order)
+        for link, node_ranks in self._links.of(ranks):
+            link.send(wire.Request(node_ranks, request, run, packed, source))
+            logger.debug(
+                "order is sent: kind=%s request=%s node=%s ranks=%s",
+                type(order).__name__,
+                request,
+                link.node,
+                node_ranks,
+            )
+
+    def follow(self, request: str, shown: Mapping[int, int]) -> None:
+        """Have agents send the output and outcomes of an earlier request to `on_result`.
 
         Args:
             shown: rank → number of the last content that was already shown.
         """
         for link, node_ranks in self._links.of(shown):
-            link.send(wire.Follow({str(rank): shown[rank] for rank in node_ranks}))
+            link.send(wire.Follow(request, {rank: shown[rank] for rank in node_ranks}))
 
     def set_log_level(self, level: str) -> None:
         """Set the level of the debug logs of agents and ranks, also of those started later."""

@@ -1,7 +1,8 @@
 """Dispatch orders to ranks.
 
-Holds the queue in front of the ranks, passes a rank's death on to the run that waits for it, and
-collects the outcomes of runs that another notebook started.
+Holds the queue in front of the ranks, and passes each output, outcome and death of a rank on to the
+run that waits for it. A run that another notebook started is continued under the same identity, so
+that its output and outcomes take the same path.
 
 Runs that share a rank execute in the order of their requests (FIFO); other runs execute in
 parallel.
@@ -11,12 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from skymagic.cluster.agents import Agents
 from skymagic.display import live
 from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, RunInterrupted
@@ -35,8 +34,9 @@ from skymagic.run.submission import (
 )
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
-from skymagic.wire.outcome import RECALL, Failure, Outcome
+from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.output import OutputComplete
+from skymagic.wire.typed import read
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,6 @@ WAKE_INTERVAL = 0.5
 
 Python may sleep through an interrupt that arrives just before it starts to wait.
 """
-OUTCOME_TIMEOUT = 10.0
-"""Seconds for a rank whose output has ended to report its outcome."""
-LOOK_INTERVAL = 5.0
-"""Seconds between polls of all ranks.
-
-After the first interval, an order from a killed notebook can no longer be on its way to a rank.
-"""
-_UNREGISTERED = "it did not register with the controller: %sky_restart starts it again"
 _NOT_SENT = (
     "this rank did not get the cell, for its notebook was killed while it sent it: run the cell "
     "again"
@@ -176,87 +168,19 @@ def _not_kept(rank: int, seq: int) -> None:
 
 
 UNSENT = Outcome(failure=Failure("CellNotSent", _NOT_SENT, (_NOT_SENT,)))
+"""Outcome of a rank that never got the cell."""
 
 
-@dataclass(eq=False, repr=False)
-class Following:
-    """Polls ranks for their outcomes on a separate thread while the run is awaited (`with`).
+def _outcome(message: wire.OrderFinished) -> Outcome:
+    """Return a rank's outcome; one that cannot be read counts as a failure of the rank.
 
-    Ranks whose output has ended are polled at once. All others are polled every few seconds, to
-    catch ranks whose notebook was killed before it sent them the cell, and ranks whose last output
-    was lost.
+    The run must not wait for a rank that has replied.
     """
-
-    _submission: Submission
-    _agents: Agents
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _ended: set[int] = field(default_factory=set)
-    """Ranks whose output has ended and that were not asked for their outcome yet."""
-    _over: bool = False
-
-    def __enter__(self) -> Following:
-        threading.Thread(target=self._ask, name="skymagic-follow", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify()
-
-    def ended(self, rank: int) -> None:
-        """Record that the rank's output has ended."""
-        with self._changed:
-            self._ended.add(rank)
-            self._changed.notify()
-
-    def _ask(self) -> None:
-        waiting = {*self._submission.ranks}
-        next_poll = time.monotonic() + LOOK_INTERVAL
-        while (ended := self._wait(next_poll)) is not None:
-            if ended & waiting:
-                waiting -= self._told(ended & waiting, OUTCOME_TIMEOUT)
-            if time.monotonic() >= next_poll:
-                # LOOK_INTERVAL bounds how long a silent rank can delay the outcomes of the others
-                waiting -= self._told(waiting, LOOK_INTERVAL, unsent=True)
-                next_poll = time.monotonic() + LOOK_INTERVAL
-
-    def _wait(self, until: float) -> set[int] | None:
-        """Wait until a rank's output ends or `until` (as of `time.monotonic`) has passed.
-
-        Returns:
-            The ranks whose output has ended, or None if the run is over.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._over or self._ended, max(0.0, until - time.monotonic())
-            )
-            ended, self._ended = self._ended, set()
-            return None if self._over else ended
-
-    def _told(self, ranks: set[int], timeout: float, *, unsent: bool = False) -> set[int]:
-        """Ask these ranks for their outcomes and pass the outcomes to the run.
-
-        Args:
-            unsent: treat ranks that do not have the cell by now as ranks that never will.
-
-        Returns:
-            The ranks that have ended.
-        """
-        run, finished = self._submission, set[int]()
-        for rank, recalled in self._agents.ask(ranks, RECALL, timeout).items():
-            if recalled is None:
-                continue  # the rank does not answer
-            number, outcome = recalled.run, recalled.outcome
-            if number > run.number or (number and outcome is None):
-                continue  # the rank is still executing
-            if number < run.number:
-                if not unsent:
-                    continue
-                run.put(OutputArrived(OutputComplete(rank)))
-            own_outcome = outcome if number == run.number else None
-            run.put(RankFinished(rank, own_outcome or UNSENT))
-            finished.add(rank)
-        return finished
+    try:
+        return read(Outcome, message.outcome)
+    except ValueError as problem:
+        logger.warning("outcome cannot be read: rank=%s request=%s", message.rank, message.request)
+        return Outcome(failure=Failure("RankFailed", f"{problem}"))
 
 
 @dataclass(eq=False, repr=False)
@@ -269,17 +193,19 @@ class Dispatch:
     """Called on the run's thread when a rank has died and no run waits for it any more."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held briefly while the fields below change."""
-    _under_way: set[Submission] = field(default_factory=set)
-    _following: dict[Submission, Following] = field(default_factory=dict)
-    """Submissions of runs that another notebook started."""
+    _under_way: dict[str, Submission] = field(default_factory=dict)
+    """Submissions by the identity of their requests."""
 
     def send(
         self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
     ) -> Report:
         """Send an order to ranks that are reserved for it, and wait for them."""
-        engine = self._resources.engine
+        execute = self._resources.agents.execute
         return self._run(
-            submission, lambda: engine.submit(submission, order, source), screen, limits
+            submission,
+            lambda: execute(submission.ranks, submission.request, order, source, submission.number),
+            screen,
+            limits,
         )
 
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
@@ -289,14 +215,9 @@ class Dispatch:
         """
         shown = self._status.shown.read(submission.number)
         submission.repeated = Repeated({rank: seq for rank, (_, seq) in shown.items()})
-        agents = self._resources.agents
+        follow = self._resources.agents.follow
         positions = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
-        with Following(submission, agents) as following:
-            self._following[submission] = following
-            try:
-                return self._run(submission, lambda: agents.follow(positions), screen, limits)
-            finally:
-                del self._following[submission]
+        return self._run(submission, lambda: follow(submission.request, positions), screen, limits)
 
     def _run(
         self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits
@@ -325,12 +246,11 @@ class Dispatch:
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
-                self._under_way.discard(submission)
+                self._under_way.pop(submission.request, None)
         for death in submission.unread(RankDeath):  # died after reporting the outcome
             self.on_late_death(death.exited)
         for note in submission.unread(PoolNote):
             self._status.note(note.text)
-        self._resources.engine.purge(submission)
         return report
 
     def _left(self) -> bool:
@@ -346,39 +266,37 @@ class Dispatch:
         # than never.
         with self._lock:
             self._status.check_ended()
-            self._under_way.add(submission)
-        unbound = self._resources.engine.unbound(submission.ranks)
+            self._under_way[submission.request] = submission
         for rank in submission.ranks:
-            state = self._resources.agents.ranks[rank]
-            exited = state.exited
-            if exited is None and rank in unbound:
-                exited = wire.RankExited(rank, state.pid or 0, None, False, tail=_UNREGISTERED)
-            if exited is not None:
+            if (exited := self._resources.agents.ranks[rank].exited) is not None:
                 submission.put(RankDeath(exited))
         begin()
 
-    def shown(self, output: wire.Output) -> None:
-        """Show output of a rank whose run another notebook started. Called on a link's thread."""
-        with self._lock:
-            current = next(
-                (submission for submission in self._under_way if output.rank in submission.ranks),
-                None,
-            )
-        if current is None:
+    def received(self, message: wire.Output | wire.OrderFinished | wire.RequestUnknown) -> None:
+        """Pass output or an outcome on to its run. Called on a link's thread.
+
+        What belongs to no run here is dropped: after a takeover, it is sent again once the run is
+        followed.
+        """
+        submission = self._under_way.get(message.request)
+        if submission is None:
+            logger.debug("result of an unknown request: request=%s", message.request)
             return
-        for piece in current.repeated.take(output):
-            current.put(OutputArrived(piece))
-        following = self._following.get(current)
-        if isinstance(output, OutputComplete) and following is not None:
-            following.ended(output.rank)
+        match message:
+            case wire.OrderFinished():
+                submission.put(RankFinished(message.rank, _outcome(message)))
+            case wire.RequestUnknown():
+                submission.put(OutputArrived(OutputComplete(message.rank)))
+                submission.put(RankFinished(message.rank, UNSENT))
+            case _:
+                for piece in submission.repeated.take(message):
+                    submission.put(OutputArrived(piece))
 
     def rank_died(self, exited: wire.RankExited) -> bool:
         """Report a rank's death to the run that waits for it. Return False if no run does."""
         with self._lock:
-            current = next(
-                (submission for submission in self._under_way if exited.rank in submission.ranks),
-                None,
-            )
+            under_way = self._under_way.values()
+            current = next((run for run in under_way if exited.rank in run.ranks), None)
             if current is not None:
                 current.put(RankDeath(exited))
         return current is not None
@@ -386,7 +304,7 @@ class Dispatch:
     def ranks_lost(self, ranks: Iterable[int], reason: str, *, expected: bool = False) -> bool:
         """Report these ranks as unreachable to all runs. Return False without a run in progress."""
         with self._lock:
-            under_way = list(self._under_way)
+            under_way = list(self._under_way.values())
         for current in under_way:
             for rank in {*current.ranks} & {*ranks}:
                 exited = wire.RankExited(rank, 0, None, expected, tail=reason)
@@ -408,7 +326,7 @@ class Dispatch:
             if self._status.ended is not None:
                 return
             self._status.closed = self._status.closed or reason
-            for current in self._under_way:
+            for current in self._under_way.values():
                 current.put(PoolClosed())
 
     def note(self, text: str) -> bool:
@@ -417,7 +335,7 @@ class Dispatch:
         Orders that are not runs show nothing.
         """
         with self._lock:
-            runs = [current for current in self._under_way if current.number]
+            runs = [current for current in self._under_way.values() if current.number]
             for current in runs:
                 current.put(PoolNote(text))
             return bool(runs)

@@ -192,7 +192,6 @@ class AgentEvents:
     def connect(self, nodes: Sequence[Node]) -> Agents:
         """Connect to the agents of these machines and receive their events."""
         note = self._dispatch.note
-        shown = self._dispatch.shown
         return Agents(
             nodes,
             self._rank_died,
@@ -200,7 +199,7 @@ class AgentEvents:
             note,
             self._ended_elsewhere,
             self._problem,
-            shown,
+            self._dispatch.received,
             self._told,
         )
 

@@ -31,7 +31,7 @@ from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
 from skymagic.pool import messages, slow_start
 from skymagic.pool.dispatch import RankReservation, Scheduler
-from skymagic.pool.resources import PoolResources, devices_environment
+from skymagic.pool.resources import START_TIMEOUT, PoolResources, devices_environment
 from skymagic.pool.status import PoolEvent, SharedStatus, State
 from skymagic.run.results import is_connection_error, may_be_connection_error
 from skymagic.run.stall import HangWatch
@@ -352,7 +352,7 @@ class Recovery:
             self._resources.agents.respawn(sorted(replaced), self.generation)
             problems = self._rejoin(sorted(everyone - replaced))
             if problems is None:
-                self._resources.take_up(sorted(replaced))
+                self._resources.agents.wait_ready(START_TIMEOUT, sorted(replaced))
                 if self._over():
                     return
             if self._to_replace:  # a restart killed ranks, so they are not at fault

@@ -1,4 +1,4 @@
-"""Resources of a running pool: machines, agents, engine and store.
+"""Resources of a running pool: machines, agents and store.
 
 They are started in this order and released in reverse. The specification of each agent and each
 rank is a pure function of the pool's plan.
@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 import skymagic
 from skymagic.cluster import Agents, Node
 from skymagic.display.panel import passing_step
-from skymagic.errors import ProvisionError
 from skymagic.plan.plans import Plan
 from skymagic.plugins import table
 from skymagic.pool.status import SharedStatus
 from skymagic.runtime.info import InstanceInfo, Peer
-from skymagic.runtime.on_import import IPYPARALLEL, import_without
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
 from skymagic.wire.typed import JsonObject
@@ -35,15 +33,12 @@ if TYPE_CHECKING:
     from skymagic.data.store.store import NodeStore
     from skymagic.files.upload import DataPlane
     from skymagic.providers import Provider, Survey
-    from skymagic.run.engine import RankEngine
     from skymagic.wire.codec import Transport
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 120.0
 """Timeout in seconds of each step of a start."""
-REGISTRATION_TIMEOUT = 10.0
-"""Seconds without any registration after which ranks count as failing to register."""
 
 
 def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -172,7 +167,7 @@ Step = tuple[str, Callable[[], object]]
 
 @dataclass(eq=False, repr=False)
 class PoolResources:
-    """Machines, agents, engine and store of one pool, with their lifetimes."""
+    """Machines, agents and store of one pool, with their lifetimes."""
 
     _status: SharedStatus
     _provider: Provider
@@ -183,7 +178,6 @@ class PoolResources:
     _detached_timeout: float | None
     """Seconds without the notebook after which agents on other machines end everything."""
     _agents: Agents | None = None
-    _engine: RankEngine | None = None
     _shipper: Shipper | None = None
 
     @property
@@ -192,13 +186,6 @@ class PoolResources:
         if self._agents is None:
             raise self._status.missing()
         return self._agents
-
-    @property
-    def engine(self) -> RankEngine:
-        """The connection to the ranks' kernels."""
-        if self._engine is None:
-            raise self._status.missing()
-        return self._engine
 
     @property
     def shipper(self) -> Shipper:
@@ -228,21 +215,17 @@ class PoolResources:
         agents = self._agents = connect(nodes)
         say(passing_step("starting the agents"))
         agents.start(agent_specs(status, nodes, self._detached_timeout, os.environ))
-        # import ipyparallel while the agents start
-        import_without(*IPYPARALLEL)
-        import skymagic.data.shipping.shipper  # noqa: F401
-        from skymagic.run.engine import RankEngine
+        import skymagic.data.shipping.shipper  # noqa: F401  # while the agents start
 
         say(passing_step("starting the forkservers"))
         nodes = agents.meet(START_TIMEOUT)
         agents.order(rank_specs(status, nodes, agents.started[0].port))
         names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
-        say(passing_step(f"importing {names}" if names else "starting the controller"))
-        controller = agents.wait_controller(START_TIMEOUT)
-        self._engine = RankEngine(controller.client, nodes[0].forward)
+        if names:
+            say(passing_step(f"importing {names}"))
         self._shipper = new_shipper(self.agents, status, self._namespace)
         say(passing_step("starting the ranks"))
-        self.take_up(range(status.world_size))
+        agents.wait_ready(START_TIMEOUT)
 
     def attach(
         self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int
@@ -254,44 +237,23 @@ class PoolResources:
         Returns:
             The ranks that have died in the meantime.
         """
-        from skymagic.run.engine import RankEngine
-
         status = self._status
         agents = self._agents = connect(nodes)
         ranks = rank_specs(status, nodes, port)
-        controller = agents.attach(
+        agents.attach(
             agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT
         )
-        self._engine = RankEngine(controller.client, nodes[0].forward)
         self._shipper = new_shipper(self.agents, status, self._namespace)
         dead = [rank for rank, state in agents.ranks.items() if not state.ready]
         logger.info("attached: pool=%s dead_ranks=%s", status.name, dead)
-        self.take_up([rank for rank in agents.ranks if rank not in dead])
+        agents.wait_ready(START_TIMEOUT, [rank for rank in agents.ranks if rank not in dead])
         return dead
 
     def leave(self) -> None:
         """Close all connections and leave the machines' processes running; safe to call twice."""
         self._close_store()
-        self._close_engine()
         if self._agents is not None:
             self._agents.leave()
-
-    def take_up(self, ranks: Sequence[int]) -> None:
-        """Wait for ranks that are starting, and bind them to the engine."""
-        self.agents.wait_ready(START_TIMEOUT, ranks)
-        try:
-            self.engine.bind(
-                {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, REGISTRATION_TIMEOUT
-            )
-        except ProvisionError:
-            logger.warning(
-                "ranks not registered: pool=%s ranks=%s",
-                self._status.name,
-                self.engine.unbound(ranks),
-            )
-            # cells cannot reach these ranks, so they must not count as ready
-            self.agents.signal(self.engine.unbound(ranks), signal.SIGKILL)
-            raise
 
     def reshape(self) -> dict[int, JsonObject]:
         """End the ranks that the pool's plan no longer has; new ranks are not started yet.
@@ -308,7 +270,6 @@ class PoolResources:
 
     def forget(self, ranks: Sequence[int]) -> None:
         """Forget what these ranks held."""
-        self.engine.forget(ranks)
         self.shipper.forget(ranks)
 
     def lose_node(self, index: int) -> None:
@@ -336,16 +297,11 @@ class PoolResources:
             for index in lost:
                 store.regain(self.agents.nodes[index])
         if 0 in lost:
-            self._take_up_head(old_head)
+            self._move_store(old_head)
         return ranks
 
-    def _take_up_head(self, old: wire.AgentStarted | None) -> None:
-        """Connect to a new agent on the head, whose controller and store the ranks will use."""
-        from skymagic.run.engine import RankEngine
-
-        controller = self.agents.wait_controller(START_TIMEOUT)
-        self._close_engine()
-        self._engine = RankEngine(controller.client, self.agents.nodes[0].forward)
+    def _move_store(self, old: wire.AgentStarted | None) -> None:
+        """Use the store of a new agent on the head."""
         if not self._status.plan.remote:
             cast("NodeStore", self.shipper.store).move(self.agents.started[0].store)
             _remove_folders(old)
@@ -362,7 +318,6 @@ class PoolResources:
         """List the steps that release everything, in order; each is safe to call twice."""
         return [
             ("the values on the nodes", self._close_store),
-            ("the connection to the ranks", self._close_engine),
             ("the node agents", self._close_agents),
             ("the agents' folders", self._remove_folders),
             ("the machines", self._survey.close),
@@ -371,10 +326,6 @@ class PoolResources:
     def _close_store(self) -> None:
         if (store := self.remote_store()) is not None:
             store.close()
-
-    def _close_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
 
     def _close_agents(self) -> None:
         if self._agents is not None:

@@ -1,8 +1,8 @@
 """Slow starts of ranks: report what delays them before the user gives up; restarts get past it.
 
-A rank starts in three steps: the node's agent asks its forkserver for a process, that process
-registers with the controller, and then the plugins prepare it. Each step depends on another
-process, which may hang or be stopped while its connections stay up.
+A rank starts in two steps: the node's agent asks its forkserver for a process, and then the plugins
+prepare it. Each step depends on another process, which may hang or be stopped while its connections
+stay up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 SLOW_AFTER = 7.0
 """Seconds without progress in any rank's start after which the start counts as slow."""
 ANSWER_TIMEOUT = 1.0
-"""Seconds for an agent or the controller to answer a question."""
+"""Seconds for an agent to answer a question."""
 
 
 def delay_reason(resources: PoolResources) -> str:
     """Return what delays the starting ranks, in a sentence with its remedy; "" for no long delay.
 
-    Takes up to `ANSWER_TIMEOUT` seconds for each process that does not answer.
+    Takes up to `ANSWER_TIMEOUT` seconds if an agent does not answer.
     """
     late_ranks = resources.agents.late(SLOW_AFTER)
     if not late_ranks:
@@ -38,7 +38,7 @@ def delay_reason(resources: PoolResources) -> str:
         verb_form(len(late_ranks), "it", "them"),
     )
     text = (
-        f"{rank_words(late_ranks)} {have} not registered for {SLOW_AFTER:.0f} s: "
+        f"{rank_words(late_ranks)} {have} not started for {SLOW_AFTER:.0f} s: "
         f"{_cause(resources, late_ranks)}; "
         f"%sky_restart starts {them} again"
     )
@@ -47,7 +47,7 @@ def delay_reason(resources: PoolResources) -> str:
 
 
 def give_up_slow_nodes(resources: PoolResources, ranks: Collection[int]) -> bool:
-    """Give up nodes with ranks that are slow to start, and the head if the controller is silent.
+    """Give up nodes with ranks that are slow to start.
 
     Args:
         ranks: the ranks to restart. A node with other ranks is kept, and so is an unreachable node,
@@ -61,8 +61,6 @@ def give_up_slow_nodes(resources: PoolResources, ranks: Collection[int]) -> bool
     if not late_ranks:
         return False
     nodes = {agents.specs[rank][0] for rank in late_ranks}
-    if not resources.engine.answers(ANSWER_TIMEOUT):
-        nodes.add(0)
     stuck_nodes = [
         index
         for index in sorted(nodes - agents.gone.keys() - agents.away)
@@ -83,8 +81,6 @@ def _cause(resources: PoolResources, late: Collection[int]) -> str:
             f"the process that forks ranks on {_hosts(resources, unforked)} is still importing, or "
             "does not answer"
         )
-    if not resources.engine.answers(ANSWER_TIMEOUT):
-        return f"the controller on {agents.nodes[0].name} does not answer"
     return "their plugins are still preparing them"
 
 

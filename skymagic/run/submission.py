@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skymagic.run.metrics import Metrics
 from skymagic.wire.agent import RankExited
 from skymagic.wire.outcome import Outcome
 from skymagic.wire.output import Output, OutputDisplay, OutputText
+
+_PROCESS = secrets.token_hex(4)
+"""Part of the identities of requests, so that two notebooks make different ones."""
+_numbers = itertools.count(1)
 
 JOINED_CHARS = 64 << 10
 """Maximum number of characters of consecutive output that are read as one event."""
@@ -125,9 +131,8 @@ class Submission:
     """Mailbox of one run: many threads put events into its queue, and the run's thread reads them.
 
     Attributes:
-        futures: ipyparallel's future of each rank.
-        nbytes: number of bytes sent, to all ranks together.
         number: number of the run in the pool; 0 for an order that is not a run.
+        request: identity of the request; a notebook that takes over derives it from the number.
         metrics: metrics that the ranks have reported.
         repeated: messages of another notebook's run that may have been shown there.
     """
@@ -141,8 +146,8 @@ class Submission:
         # SimpleQueue.put is reentrant: a signal handler may interrupt a put, where Queue.put would
         # deadlock
         self.events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
-        self.futures: dict[int, Any] = {}
-        self.nbytes = 0
+        self.request = f"run-{number}" if number else f"order-{_PROCESS}-{next(_numbers)}"
+        self._finished: set[int] = set()
         self.repeated = Repeated({})
         self._ahead: RunEvent | None = None  # taken from the queue but not read yet
         self._late_stops = 0
@@ -150,6 +155,8 @@ class Submission:
 
     def put(self, event: RunEvent) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
+        if isinstance(event, RankFinished):
+            self._finished.add(event.rank)
         self.events.put(event)
 
     def read(self, timeout: float) -> RunEvent | None:
@@ -187,7 +194,7 @@ class Submission:
 
     def pending(self) -> list[int]:
         """List the ranks that have not replied."""
-        return [rank for rank, future in list(self.futures.items()) if not future.done()]
+        return [rank for rank in self.ranks if rank not in self._finished]
 
     def stop_was_late(self) -> None:
         """Count a stop that was read when there was nothing left to stop."""

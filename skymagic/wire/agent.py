@@ -1,35 +1,38 @@
 """Protocol of the node agents: messages between notebook, daemon, agent, forkserver and ranks.
 
     notebook                     agent                        forkserver, rank
-    AgentSpec                →   (starts forkserver, on the head the controller)
+    AgentSpec                →   (starts the forkserver)
                              ←   AgentStarted
     ProbeAddresses           →   connects to them
                              ←   ProbeReply                   only if nodes need to find addresses
-    StartController          →   on the head
-                             ←   ControllerUp
+    HeadAddress              →   on the head
     Spawn                    →   RankSpec                 →   forkserver forks
                              ←   RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
+    Request                  →   Request                  →   rank carries out its order
+                             ←   Output…                  ←   BeginOutput, Publish…, EndOutput
+                                 Published                →   for each Publish; its rank waits
+                                                          ←   Reported: at most twice a second
+                             ←   OrderFinished            ←   once all of its output is written
     LogLevel                 →   LogLevel                 →   level of the debug logs
     Measure                  →                                resource use, while it is displayed
     RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
                              ←   RankReply                ←
-                                                          ←   BeginOutput, Publish…, EndOutput:
-                                                              rank, for each cell
-                                 Published                →   for each Publish; its rank waits
-                                                          ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
                              ←   InterruptionNotice       →   rank: this machine will be reclaimed
     InterruptionNotice       →   of another machine       →   rank
                              ←   HookEnded                ←   rank
     Follow                   →                                only from a notebook that took over
-                             ←   Output…: see `wire.output`
+                             ←   Output…, OrderFinished
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
 
 The *link* joins notebook and agent (the agent's standard streams, or a tunnel); the *control
-socket* joins an agent and a rank. Cells and their outcomes do not travel here: ipyparallel carries
-them. Messages are encoded by `wire.codec`.
+socket* joins an agent and a rank. Messages are encoded by `wire.codec`.
+
+**Ordering.** A rank carries out its requests in the order in which they arrive. Its output has
+numbers (`Output.seq`), from 1 in each request, and arrives in their order. `OrderFinished` follows
+the last output of its rank. There is no order among ranks.
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ class AgentSpec(AgentMessage):
     env: dict[str, str] = field(default_factory=dict)
     """Environment of every process on the node; never logged."""
     address: str | None = "127.0.0.1"
-    """Address on which the controller listens; None if the nodes look for a common network first,
-    and `StartController` then carries the address.
+    """Address at which the other nodes reach this one; None if the nodes look for a common network
+    first, and `HeadAddress` then carries the address of the head.
     """
     idle_timeout: float | None = None
     """Seconds without a cell after which the agent ends everything."""
@@ -143,8 +146,8 @@ class ProbeReply(AgentMessage):
     """Address → port on which this node listens for probes, in reply to `ListenForProbes`."""
 
 
-class StartController(AgentMessage):
-    """Notebook → agent of the head: start ipyparallel's controller, to listen at this address."""
+class HeadAddress(AgentMessage):
+    """Notebook → agent of the head: all other nodes reach it at this address."""
 
     address: str
 
@@ -162,8 +165,6 @@ class RankSpec(AgentMessage):
     """UUIDs of its GPUs, which the agent holds for the pool."""
     generation: int = 0
     """Number of the pool's process group; it grows each time that ranks are freed or replaced."""
-    engine_file: str = ""
-    """Connection file of the controller, filled in by the agent."""
     store: str = ""
     """Directory of the node store, filled in by the agent."""
     log: str = ""
@@ -178,8 +179,33 @@ class Spawn(AgentMessage):
     """Notebook → agent: start these ranks, after ending any earlier process of the same rank."""
 
     ranks: tuple[RankSpec, ...]
-    connection: JsonObject | None = None
-    """The controller's connection info for engines; None on the head node, which has its own."""
+
+
+class Request(AgentMessage):
+    """Notebook → agent → ranks: carry out an order.
+
+    There is one message for each node; its agent passes it on to the ranks.
+    """
+
+    ranks: tuple[int, ...]
+    request: str
+    """Identity of the request; `Output` and `OrderFinished` carry it too."""
+    run: int
+    """Number of the run in the pool; 0 if the request is not a run."""
+    order: list[Any]
+    """The order, as packed by `wire.order.packed_order`."""
+    source: str
+    """Source code for the rank to execute; "" for orders without code."""
+
+
+class OrderFinished(AgentMessage):
+    """Rank → agent → notebook: a rank has carried out an order, and its output is complete."""
+
+    rank: int
+    request: str
+    outcome: JsonObject
+    """`wire.outcome.Outcome`, which the notebook reads: a cell may have broken what a rank reports.
+    """
 
 
 class Signal(AgentMessage):
@@ -331,12 +357,18 @@ class NotebookReplaced(AgentMessage):
 
 
 class Follow(AgentMessage):
-    """Notebook → agent: send over the link the output of these ranks in the current run, or in the
-    last one.
-    """
+    """Notebook that took over → agent: send the output and the outcomes of an earlier request."""
 
-    shown: dict[str, int]
-    """Rank → number of the last content that the notebook has already shown; 0 for none."""
+    request: str
+    shown: dict[int, int]
+    """Rank → number of the last content that was already shown; 0 for none."""
+
+
+class RequestUnknown(AgentMessage):
+    """Agent → notebook, in reply to `Follow`: the rank never got this request."""
+
+    rank: int
+    request: str
 
 
 class RunElsewhere(AgentMessage):
@@ -357,13 +389,6 @@ class PoolEnded(AgentMessage):
     """Predicate of a sentence about the pool: "ended after 1h without a cell"."""
 
 
-class ControllerUp(AgentMessage):
-    """Agent of the head node → notebook: the controller listens."""
-
-    client: JsonObject
-    engine: JsonObject
-
-
 class AgentFailed(AgentMessage):
     """Agent → notebook: the node cannot continue."""
 
@@ -379,9 +404,7 @@ class AgentProblem(AgentMessage):
 
 
 class RankForked(AgentMessage):
-    """Forkserver → agent → notebook: the rank's process exists; its engine registers under this
-    identity.
-    """
+    """Forkserver → agent → notebook: the rank's process exists."""
 
     rank: int
     pid: int
@@ -401,7 +424,7 @@ class ChildExited(AgentMessage):
 
 
 class RankReady(AgentMessage):
-    """Rank → agent → notebook: the rank is registered and its plugins' hooks have run."""
+    """Rank → agent → notebook: the rank takes requests, and its plugins' hooks have run."""
 
     rank: int
 
@@ -460,8 +483,8 @@ class BeginOutput(AgentMessage):
     """Rank → agent: attribute everything that this rank prints from now on to this request."""
 
     rank: int
-    parent: JsonObject
-    """The header of Jupyter's request, under which output is published."""
+    request: str
+    """Identity of the request."""
     visible: bool
     """True if the output reaches the notebook, False for the log only."""
     limit: int

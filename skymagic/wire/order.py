@@ -1,26 +1,29 @@
-"""Orders from the notebook to its ranks: the first line of a run's code in ipyparallel.
+"""Orders from the notebook to its ranks: what to bind, run and send back.
 
 ::
 
-    notebook                                   rank
-       │  execute_request                       │
-       │  #%sky ["RunCell",{…}]⏎ source  ─────▶ │  binds variables, runs source, packs values
-       │                                        │  (output: through the agent, `wire.agent`)
-       │ ◀─────  execute_reply, content["sky"]  │  `wire.outcome.Outcome`, as plain values
+    notebook                    agent                    rank
+       │  Request: order, source  │                        │
+       │ ───────────────────────▶ │  to each of its ranks  │
+       │                          │ ─────────────────────▶ │  binds variables, runs the source,
+       │                          │ ◀ ─ ─ ─ text, displays │  packs values
+       │ ◀ ─ ─ ─ ─ ─ ─ Output…    │                        │
+       │                          │ ◀───────────────────── │
+       │ ◀─────── OrderFinished   │  `wire.outcome`        │
 
-To IPython the first line is a comment.
+The messages around an order are those of `wire.agent`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from skymagic.wire.codec import Codec
 from skymagic.wire.typed import JsonObject
 from skymagic.wire.values import BindOrder
 
-PREFIX = "#%sky "
 FUNCTION_NAME = "_sky_call"
 """Name under which the function of a call travels; the line that calls it is not the user's code.
 """
@@ -108,12 +111,15 @@ Order = RunCell | Lend | Rejoin | Debug
 CODEC: Codec[Order] = Codec(RunCell, Lend, Rejoin, Debug, max_line=1 << 30)
 
 
-def encode(order: Order, source: str) -> str:
-    """Return the code of a request."""
-    return f"{PREFIX}{CODEC.encode(order).decode()}{source}"
+def packed_order(order: Order) -> list[Any]:
+    """Return an order as a value of JSON, for `wire.agent.Request`."""
+    return CODEC.to_plain(order)
 
 
-def decode(code: str) -> tuple[Order, str]:
-    """Return the order and the source of a request whose code begins with `PREFIX`."""
-    line, _, source = code.partition("\n")
-    return CODEC.decode(line.removeprefix(PREFIX).encode()), source
+def unpacked_order(value: list[Any]) -> Order:
+    """Return the order that `packed_order` has packed.
+
+    Raises:
+        ValueError: it is no order of this version.
+    """
+    return CODEC.from_plain(value)

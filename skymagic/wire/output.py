@@ -1,7 +1,7 @@
 """Output of ranks, as their agent sends it to the notebook.
 
 The agent numbers what a run shows (`Output.seq`), keeps the beginning and the end of it, and sends
-it on iopub to the notebook that started the run, or over the link to one that follows it.
+it to the notebook that started the run, or to one that follows it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Output(AgentMessage):
 
     rank: int
     _: KW_ONLY
+    request: str = ""
+    """Identity of the request that caused it."""
     seq: int = 0
     """Number of the piece in the run's output, from 1; 0 for pieces that are not numbered."""
     maybe_seen: bool = False

@@ -20,7 +20,7 @@ import traceback
 
 from skymagic.errors import PoolError
 from skymagic.kernels.agent import directories, discovery, forkserver, logs
-from skymagic.kernels.agent.children import Controller, Forkserver
+from skymagic.kernels.agent.children import Forkserver
 from skymagic.kernels.agent.directories import Directories, RecordFile
 from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.ending import (
@@ -105,7 +105,6 @@ class Agent:
         )
         self._resources = Measurements()
         self._gpus = GpuClaims(spec.job_id, spec.pool)
-        self._controller: Controller | None = None
         self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
         self._ending: SignalledEnd | None = None
@@ -120,7 +119,7 @@ class Agent:
     # -- start -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start controller and forkserver side by side; the agent's own imports come after."""
+        """Start the forkserver, and report."""
         spec = self.spec
         logger.info(
             "agent started: pid=%s job=%s nodes=%s version=%s detached=%s",
@@ -138,14 +137,10 @@ class Agent:
         os.environ.update(self.spec.env)
         # processes of ranks become children of this one if the forkserver is killed
         forkserver.adopt()
-        # before the controller, which inherits the ignored signals
         self._ending = SignalledEnd(self._loop, self._woken, self._requests.hooks, self._on_signal)
-        if self.spec.head and self.spec.address is not None:
-            self._start_controller(self.spec.address)
-        controllers = set() if self._controller is None else self._controller.descriptors
         links = {self._woken, self._link_in, self._link_out, self._errors}
         # the forkserver must close these: a copy would keep a link or a lock open
-        foreign = {*links, *controllers, *self.directories.locks}
+        foreign = {*links, *self.directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
         )
@@ -190,11 +185,6 @@ class Agent:
     def _touch(self) -> None:
         self.directories.touch()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
-
-    def _start_controller(self, address: str) -> None:
-        self._controller = Controller(
-            self._loop, self._directory, address, self._ranks.connect, self._send
-        )
 
     def _watch_parent(self) -> None:
         """End with the parent process.
@@ -278,7 +268,7 @@ class Agent:
         if self._readers is not None and self._readers.send(message):
             return
         # kept for a notebook that takes over
-        if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.InterruptionNotice):
+        if isinstance(message, wire.AgentStarted | wire.InterruptionNotice):
             self._told[type(message)] = message
         try:
             write_all(self._link_out, wire.encode(message))
@@ -358,10 +348,11 @@ class Agent:
                 self._candidates.listen([message.address])
                 ports = self._candidates.ports
                 self._send(wire.ProbeReply(message.number, {}, ports))
-            case wire.StartController():
-                logger.info("controller starts: address=%s", message.address)
+            case wire.HeadAddress():
+                logger.info("other nodes reach this one: address=%s", message.address)
                 self._candidates.close(but=message.address)
-                self._start_controller(message.address)
+            case wire.Request():
+                self._ranks.execute(message)
             case wire.InterruptionNotice():
                 self._interrupt(message)
             case wire.RunElsewhere() if message.busy:
@@ -383,7 +374,7 @@ class Agent:
                 logger.debug(
                     "notebook follows the output of a run: ranks=%s", sorted(message.shown)
                 )
-                self._audience.follow(message)
+                self._ranks.follow(message)
             case wire.Shutdown():
                 logger.info("notebook ends the pool")
                 self._stop()
@@ -450,8 +441,6 @@ class Agent:
         self._ranks.kill()
         self._resources.close()
         self._ranks.forkserver.close()
-        if self._controller is not None:
-            self._controller.close()
         forkserver.end_all()  # in case the forkserver was killed
         if self._linked:
             self._tell_logs()

@@ -80,14 +80,10 @@ def preload(modules: Sequence[str]) -> None:
 
     A module that fails is left to the rank, which reports the error properly.
     """
-    # not at module level: the agent must not load it
-    from skymagic.runtime.on_import import IPYPARALLEL, import_without
-
     # makes torch ask NVML, not the driver, which would be unusable in every process forked from
     # here
     check = os.environ.setdefault(NVML_CHECK, "1")
     gc.disable()  # collections would take a fifth of the time, for a megabyte of garbage
-    import_without(*IPYPARALLEL)
     for name in (processes.RANK, *modules):
         try:
             importlib.import_module(name)

@@ -12,13 +12,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 from skymagic.kernels.agent.logs import RankLog
 from skymagic.kernels.agent.replay_buffer import DisplayBuffer, MetricsBuffer, RunBuffer
-from skymagic.wire import agent as wire
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 from skymagic.wire.output import (
     Output,
@@ -31,7 +30,6 @@ from skymagic.wire.output import (
     OutputText,
 )
 from skymagic.wire.streams import FrameReader
-from skymagic.wire.typed import JsonObject
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -43,9 +41,8 @@ A flood of short lines then costs at most a hundred messages a second.
 REFILL_SHARE = 0.25
 """Share of the bucket that is refilled each second."""
 
-Send = Callable[[JsonObject, Output], None]
-"""Sends output on iopub under a parent header."""
-Watcher = Callable[[Output], None]
+Send = Callable[[Output], None]
+"""Sends output to the notebook."""
 
 
 class TokenBucket:
@@ -122,38 +119,41 @@ class RankScreen:
 
     Args:
         rank: part of all output.
-        send: sends output on iopub.
+        send: sends output to the notebook.
     """
 
     def __init__(self, rank: int, send: Send) -> None:
         self.rank, self._send = rank, send
-        self.parent: JsonObject | None = None  # header of the request; None between requests
+        self.request = ""  # identity of the current or latest request
+        self.is_open = False  # whether the request's output goes on
         self._away: DisplayBuffer | None = None  # displays made while the notebook is away
         self._numbers = MetricsBuffer()  # metrics reported meanwhile
         self._reported = MetricsBuffer()
         """Metrics of the current or latest request, for another notebook that takes over."""
         self._kept = RunBuffer(rank)
         """Output of the current or latest request, for another notebook that takes over."""
-        # receives the output instead of the notebook that made the request
-        self._follower: Watcher | None = None
+        # True while no notebook wants the request's output: another one has taken over, and has
+        # not asked for it (`follow`)
+        self._unwanted = False
 
     def begin(self, message: BeginOutput) -> None:
         """Attribute all further output to another request."""
-        self.parent = message.parent
-        self._kept, self._reported, self._follower = RunBuffer(self.rank), MetricsBuffer(), None
+        self.request, self.is_open, self._unwanted = message.request, True, False
+        self._kept, self._reported = RunBuffer(self.rank), MetricsBuffer()
 
     def end(self) -> None:
         """Mark the end of the request's output."""
         self.show(OutputComplete(self.rank))
-        self.parent = None
+        self.is_open = False
 
     def show(self, output: Output) -> None:
-        """Number a piece of output and send it to the notebook."""
+        """Number a piece of output, keep it for `follow`, and send it to the notebook."""
         numbered = self._kept.add(output)
-        if self._follower is not None:
-            self._follower(numbered)
-        elif self.parent is not None:
-            self._send(self.parent, numbered)
+        if self.is_open and not self._unwanted:
+            self._tell(numbered)
+
+    def _tell(self, output: Output) -> None:
+        self._send(replace(output, request=self.request))
 
     def display(self, display: OutputDisplay) -> None:
         """Show rich output; while the notebook is away, keep the newest for it."""
@@ -168,7 +168,7 @@ class RankScreen:
 
     def report(self, message: Reported) -> None:
         """Send metrics of the request, also from ranks whose output is not shown."""
-        if self.parent is None:
+        if not self.is_open:
             return
         self._reported.add(message.batches)
         if self._away is not None:
@@ -177,10 +177,8 @@ class RankScreen:
             self._send_metrics(OutputMetrics(self.rank, message.batches))
 
     def _send_metrics(self, metrics: OutputMetrics) -> None:
-        if self._follower is not None:
-            self._follower(metrics)
-        else:
-            self._send(self.parent or {}, metrics)
+        if not self._unwanted:
+            self._tell(metrics)
 
     def detach(self) -> None:
         """Keep only the newest displays and a bounded amount of metrics from now on."""
@@ -193,7 +191,7 @@ class RankScreen:
 
     def send_kept(self) -> None:
         """Show the output that was kept while the notebook was away."""
-        if self._away is None or self.parent is None:
+        if self._away is None or not self.is_open:
             return
         if self._away.missed:
             self.show(OutputMissed(self.rank, self._away.missed))
@@ -207,22 +205,22 @@ class RankScreen:
     def replaced(self) -> None:
         """Drop the notebook that made the request, because another one has taken over."""
         # first, so that `attach` sends nothing: what was buffered is numbered and kept for `follow`
-        self._follower = lambda output: None
+        self._unwanted = True
         self.attach()
 
-    def follow(self, shown: int, tell: Watcher) -> None:
+    def follow(self, shown: int) -> None:
         """Send the request's metrics, its output after the first `shown`, and all that follows.
 
         Its end is sent in any case: the notebook that saw it may have been killed before it had the
         values.
         """
-        if batches := self._reported.batches:  # before the end content, after which nobody listens
-            tell(OutputMetrics(self.rank, batches, self._reported.dropped))
+        if batches := self._reported.batches:  # before the end, after which nobody listens
+            self._tell(OutputMetrics(self.rank, batches, self._reported.dropped))
         for output in self._kept.after(shown):
-            tell(output)
+            self._tell(output)
         if self._kept.end is not None and self._kept.end.seq <= shown:
-            tell(self._kept.end)
-        self._follower = tell
+            self._tell(self._kept.end)
+        self._unwanted = False
 
 
 class OutputFilter:
@@ -246,7 +244,7 @@ class OutputFilter:
 
         That includes what waits in the pipes: the cell may already be printing.
         """
-        self.flush(now)  # belongs to the previous request, whose parent is replaced two lines below
+        self.flush(now)  # belongs to the previous request
         self.log.begin(message.run, message.cell)
         self.screen.begin(message)
         # without a bucket, the rank's text goes to the log only
@@ -267,7 +265,7 @@ class OutputFilter:
             self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
         elif plain:
             self.log.write(f"{plain}\n".encode(errors="replace"))
-        if self._bucket is not None and self.screen.parent is not None:
+        if self._bucket is not None and self.screen.is_open:
             self.screen.display(OutputDisplay(message.rank, message.kind, message.content))
 
     def end(self, now: float) -> None:
@@ -280,7 +278,7 @@ class OutputFilter:
         )
         self._updated.clear()
         self.log.end()
-        if self.screen.parent is not None:
+        if self.screen.is_open:
             self.screen.send_kept()
             self._note_held_back()
             self.screen.end()
@@ -314,7 +312,7 @@ class OutputFilter:
         waiting, self._waiting = self._waiting, []
         for name, chunks in groupby(waiting, key=itemgetter(0)):
             self._last_sent = now
-            if self.screen.parent is not None:
+            if self.screen.is_open:
                 text = "".join(text for _, text in chunks)
                 self.screen.show(OutputText(self.screen.rank, name, text))
 
@@ -339,7 +337,7 @@ class OutputFilter:
 
     def _note_held_back(self) -> None:
         bucket = self._bucket
-        if bucket is not None and bucket.held_back and self.screen.parent is not None:
+        if bucket is not None and bucket.held_back and self.screen.is_open:
             nbytes, bucket.held_back = bucket.held_back, 0
             self.screen.show(OutputSuppressed(self.screen.rank, nbytes))
 
@@ -352,56 +350,3 @@ def enlarge(pipe: int) -> None:
         # EPERM above the system's limit, or if the user's pipes are too large in total (pipe(7))
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
-
-
-class Iopub:
-    """The agent's publisher on the controller's iopub channel, under the ranks' names.
-
-    The high water mark is off on every hop, so that nothing is dropped.
-    """
-
-    def __init__(self, engine: JsonObject) -> None:
-        self._engine = engine
-        self._socket: Any = None
-        self._session: Any = None
-        self._subscribed = False
-
-    def open(self) -> None:
-        """Connect; twice is safe.
-
-        Its imports take a tenth of a second, so call it before ranks need it.
-        """
-        if self._socket is not None:
-            return
-        import zmq
-        from jupyter_client.session import Session
-
-        engine = self._engine
-        scheme, packer, unpacker = (engine[name] for name in ("signature_scheme", "pack", "unpack"))
-        self._session = Session(
-            key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker
-        )
-        socket = zmq.Context().socket(zmq.XPUB)
-        # no high water mark, so that nothing is dropped
-        socket.sndhwm = 0
-        socket.linger = 2000  # milliseconds for the last output of ranks when the agent ends
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.curve_serverkey = engine["curve_serverkey"].encode()
-        socket.connect(f"{engine['interface']}:{engine['iopub']}")
-        self._socket = socket
-
-    def send(self, ident: str, parent: JsonObject, output: Output) -> None:
-        """Publish output for the client that sent `parent`."""
-        self.open()
-        # an XPUB socket receives subscriptions: messages sent before the controller has subscribed
-        # would be dropped
-        if not self._subscribed:
-            self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
-        self._session.send(
-            self._socket,
-            "sky_output",
-            {"output": wire.CODEC.to_plain(output)},
-            parent=parent,
-            ident=ident.encode(),
-            metadata={"engine": ident},
-        )

@@ -6,7 +6,6 @@ Dispatches their messages and output, and shares rendezvous values among them.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from functools import partial
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.logs import RankLog, RankLogs
-from skymagic.kernels.agent.output import Iopub, OutputFilter, Pipe, RankScreen, enlarge
+from skymagic.kernels.agent.output import OutputFilter, Pipe, RankScreen, enlarge
 from skymagic.kernels.agent.resources import oom_kills
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.proc import processor_seconds, status
@@ -28,7 +27,6 @@ from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
 from skymagic.wire.queries import ThreadUsage
-from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +55,18 @@ class Rank:
         self.expected = False  # whether its end was requested
         # how many times its `on_interruption` hook has finished; None if it has none
         self.hook: int | None = None
+        self.request = ""  # identity of the latest request that it was sent
+        self.finished: wire.OrderFinished | None = None
+        """Outcome of that request, for a notebook that takes over."""
 
     def send(self, message: wire.AgentMessage) -> None:
         """Send a message to its control thread; ignored if the rank is gone."""
+        self.send_line(wire.encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Send an encoded message; ignored if the rank is gone."""
         with contextlib.suppress(OSError):
-            self.control.sendall(wire.encode(message))
+            self.control.sendall(line)
 
     def signal(self, signum: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -115,15 +120,10 @@ class Ranks:
         self._profile = directories.work / "ipython"
         self.forkserver: Forkserver
         self.running: dict[int, Rank] = {}  # by number
-        self.dead: dict[int, tuple[wire.RankExited, OutputFilter]] = {}
-        """Exit report and output of each dead rank, until it is restarted."""
+        self.dead: dict[int, tuple[wire.RankExited, Rank]] = {}
+        """Exit report of each dead rank, until it is restarted."""
         # by pid: replaced ranks that have not ended yet
         self._replaced: dict[int, Rank] = {}
-        self._waiting: list[wire.Spawn] = []  # requests that came before the controller listened
-        self._engine_file = directories.work / "engine.json"
-        self._iopub: Iopub | None = None
-        # the controller's connection information for ranks
-        self._connection: JsonObject | None = None
         # by key: values that ranks have put, for ranks that start later
         self.values: dict[str, wire.RendezvousKey] = {}
         self._spawned = 0
@@ -141,44 +141,20 @@ class Ranks:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def connect(self, engine: JsonObject) -> None:
-        """Start the waiting ranks, as the controller listens.
+    def spawn(self, message: wire.Spawn) -> None:
+        """Start ranks."""
+        self._restore_folders()
+        for spec in message.ranks:
+            self._spawn(spec)
 
-        Args:
-            engine: its connection information for ranks.
-        """
-        self._connection, self._iopub = engine, Iopub(engine)
-        self._engine_file.unlink(missing_ok=True)
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self.spawn(request)
-
-    def spawn(self, request: wire.Spawn) -> None:
-        """Start ranks, or queue them until the controller listens."""
-        # differs if the head has a new agent
-        if request.connection is not None and request.connection != self._connection:
-            self.connect(request.connection)
-        if self._iopub is None:
-            logger.debug("ranks wait for the controller: count=%s", len(request.ranks))
-            self._waiting.append(request)
-            return
-        self._restore_files()
-        for spec in request.ranks:
-            self._spawn(spec, self._iopub)
-
-    def _restore_files(self) -> None:
-        """Write the files that ranks read at their start, and recreate deleted folders."""
+    def _restore_folders(self) -> None:
+        """Create folders again that others have deleted."""
         for folder in self._directories.restore():
             logger.warning("folder was deleted and is created again: path=%s", folder)
             self._tell(f"{folder} was deleted while the pool was running; it is created again")
         self._profile.mkdir(exist_ok=True)
-        if not self._engine_file.exists():
-            with open(
-                os.open(self._engine_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
-            ) as file:
-                json.dump(self._connection, file)
 
-    def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
+    def _spawn(self, spec: wire.RankSpec) -> None:
         self._replace(spec.rank)
         self.dead.pop(spec.rank, None)
         # keep lasting values, and those of this generation
@@ -197,7 +173,7 @@ class Ranks:
             self._log_limit,
             self._tell,
         )
-        screen = RankScreen(spec.rank, lambda parent, output: iopub.send(ident, parent, output))
+        screen = RankScreen(spec.rank, self._send)
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
         rank = self.running[spec.rank] = Rank(spec.rank, ident, control, output)
         self._lifetime.begin(spec.rank)
@@ -216,7 +192,6 @@ class Ranks:
         full = replace(
             spec,
             env=env,
-            engine_file=str(self._engine_file),
             store=store,
             profile=profile,
             log=str(log.path),
@@ -262,6 +237,36 @@ class Ranks:
                     self._send(wire.RankReady(rank.number))
             case wire.ChildExited():
                 self._exited(message.pid, message.status)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def execute(self, message: wire.Request) -> None:
+        """Pass a request on to its ranks; ranks that are gone were reported already."""
+        line = wire.encode(message)
+        for number in message.ranks:
+            if (rank := self.running.get(number)) is not None:
+                rank.request, rank.finished = message.request, None
+                rank.send_line(line)
+        logger.debug("request for ranks: request=%s ranks=%s", message.request, message.ranks)
+
+    def follow(self, message: wire.Follow) -> None:
+        """Send the notebook what it has missed of a request, on each rank.
+
+        That is the output after the part that it has shown, and the outcome. Ranks that never got
+        the request are reported.
+        """
+        for number, shown in message.shown.items():
+            rank = self.running.get(number) or self.dead.get(number, (None, None))[1]
+            if rank is None:
+                continue
+            if rank.request != message.request:
+                self._send(wire.RequestUnknown(number, message.request))
+                continue
+            # else its output has not begun, and will be sent as it comes
+            if rank.output.screen.request == message.request:
+                rank.output.screen.follow(shown)
+            if rank.finished is not None:
+                self._send(rank.finished)
 
     # -- messages and output of ranks --------------------------------------------------------------
 
@@ -332,6 +337,10 @@ class Ranks:
                 logger.debug("run ends on the rank: rank=%s", rank.number)
                 self._lifetime.end(rank.number, now)
                 rank.output.end(now)
+            case wire.OrderFinished():
+                # the rank's own word for who it is does not count
+                rank.finished = replace(message, rank=rank.number)
+                self._send(rank.finished)
             case wire.RendezvousKey():
                 self.put(message)
                 self._send(message)
@@ -342,10 +351,6 @@ class Ranks:
                 # else `on_forkserver` sends it: the notebook needs RankForked first
                 if rank.pid is not None:
                     self._send(message)
-                if self._iopub is not None and all(rank.ready for rank in self.running.values()):
-                    # open it early: its imports take a tenth of a second, and ranks should not have
-                    # to wait
-                    self._iopub.open()
             case wire.HookSet():
                 rank.hook = 0 if message.is_present else None
             case wire.HookEnded():
@@ -413,7 +418,7 @@ class Ranks:
             rank.expected,
             oom,
         )
-        self.dead[rank.number] = exited, rank.output
+        self.dead[rank.number] = exited, rank
         self._send(exited)
         del self.running[rank.number]
         rank.close(self._loop)

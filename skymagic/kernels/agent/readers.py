@@ -22,7 +22,6 @@ from pathlib import Path
 
 from skymagic.kernels import stacks
 from skymagic.kernels.agent.children import Sink
-from skymagic.kernels.agent.output import OutputFilter
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
@@ -151,17 +150,6 @@ class RankAudience:
             # other keys, KEY/GENERATION, belong to one generation of process groups
             if "/" not in key:
                 self._send(put)
-
-    def follow(self, message: wire.Follow) -> None:
-        """Send the notebook the ranks' output after the part that it has shown."""
-        outputs = self._outputs()
-        for number, shown in message.shown.items():
-            if (output := outputs.get(int(number))) is not None:
-                output.screen.follow(shown, self._send)
-
-    def _outputs(self) -> dict[int, OutputFilter]:
-        outputs = {number: output for number, (_, output) in self._ranks.dead.items()}
-        return outputs | {number: rank.output for number, rank in self._ranks.running.items()}
 
 
 class NodeReader:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Context:
-    """State of this process; created by the entry before the engine starts.
+    """State of this process; created by the entry before the kernel.
 
     Attributes:
         control: the socket to the agent.
@@ -62,10 +62,7 @@ _contexts: list[Context] = []
 
 
 def enter(context: Context) -> None:
-    """Set this process's context, once, before the engine starts.
-
-    ipyparallel creates the kernel itself.
-    """
+    """Set this process's context, once, before the kernel is created."""
     _contexts[:] = [context]
 
 
@@ -126,6 +123,8 @@ class AgentControl:
 
         They run on the control thread, and their result is sent back.
         """
+        self.on_request: Callable[[wire.Request], None] = lambda message: None
+        """Called on the control thread with each request; must not raise."""
         self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
         self._socket = connection
@@ -226,6 +225,9 @@ class AgentControl:
 
     def _obey(self, message: wire.AgentMessage) -> None:
         match message:
+            case wire.Request():
+                logger.debug("request arrives: request=%s run=%s", message.request, message.run)
+                self.on_request(message)
             case wire.Published():
                 self._unacknowledged.popleft().finish()
             case wire.RendezvousKey():

@@ -1,10 +1,11 @@
-"""Entry point of a forked rank: environment, streams, control thread, engine.
+"""Entry point of a forked rank: environment, streams, control thread, kernel.
 
 The forkserver imports this module before it forks, so that a rank finds everything loaded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import gc
@@ -18,9 +19,8 @@ import sys
 import traceback
 import types
 import warnings
-from typing import Any, TextIO
+from typing import TextIO
 
-import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from skymagic.data.values import descriptions
@@ -29,18 +29,22 @@ from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
 from skymagic.kernels.rank import bars, context, gpu, importer, tracebacks, widgets
 from skymagic.kernels.rank.context import AgentControl, Hooks
-from skymagic.kernels.rank.kernel import RankKernel
+from skymagic.kernels.rank.kernel import RankKernel, end_process
 from skymagic.kernels.rank.shell import text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, metrics
+from skymagic.wire.order import Order, RunCell, unpacked_order
 from skymagic.wire.streams import MOST, frame
 
 logger = logging.getLogger(__name__)
 
-# ipyparallel has no trait for the kernel's class, but looks it up here.
-engine_app.Kernel = RankKernel
+# ipykernel imports debugpy for the front end's debugger, which cannot reach a rank; that would take
+# half of a rank's start.
+_no_debugger = types.ModuleType("ipykernel.debugger", "What a rank has in its place")
+_no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
+sys.modules[_no_debugger.__name__] = _no_debugger
 
 # imported here, because each rank would import them at its start
 for _late in (
@@ -49,31 +53,60 @@ for _late in (
     "IPython.extensions.storemagic",
 ):
     importlib.import_module(_late)
-
-# ipykernel imports debugpy for the front end's debugger, which cannot reach a rank; that would take
-# half of a rank's start.
-_no_debugger = types.ModuleType("ipykernel.debugger", "What a rank has in its place")
-_no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
-sys.modules[_no_debugger.__name__] = _no_debugger
+from ipykernel.kernelapp import IPKernelApp  # noqa: E402  # imports the debugger
 
 
-class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
-    """ipyparallel's engine with a rank's streams and hooks."""
+class RankLoop:
+    """A rank's kernel, and the event loop in which it carries out its requests.
 
-    def redirect_output(self, iopub_socket: Any) -> None:
-        """Leave Python's streams alone: the agent reads the file descriptors."""
+    Cells with a top-level ``await`` run on this loop, and tasks that they leave go on between
+    cells.
+    """
 
-    def init_signal(self) -> None:
-        """Install no handlers: ranks end with their control socket.
+    def __init__(self, spec: wire.RankSpec) -> None:
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._requests: asyncio.Queue[tuple[wire.Request, Order]] = asyncio.Queue()
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.ProfileDir.location = spec.profile
+        log = logging.getLogger("skymagic.rank")
+        # otherwise each message creates log records that no handler takes
+        log.setLevel(logging.CRITICAL)
+        sys.path.insert(0, "")  # as in a notebook: modules beside it can be imported
+        self._kernel = RankKernel.instance(config=config, log=log)
+        # Libraries look for it: ``%matplotlib`` finds the kernel through the application.
+        application = IPKernelApp.instance(
+            config=config, shell=self._kernel.shell, kernel=self._kernel, log=log
+        )
+        application.init_profile_dir()
+        application.init_gui_pylab()
+        application.init_extensions()
+        application.init_code()
 
-        Child processes forked by user code would inherit handlers, and print there.
-        """
+    def run(self) -> None:
+        """Carry out requests until stopped, then let the plugins clean up."""
+        # No handlers: ranks end with their control socket, and child processes forked by user code
+        # would inherit handlers and print there.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # an idle rank would sleep through a signal that arrives just before it waits
+        woken = signal_pipe()
+        self._loop.add_reader(woken, os.read, woken, 4096)
+        serving = self._loop.create_task(self._serve())
+        self._loop.run_forever()
+        logger.info("rank stops and runs its plugins' teardown: idle=%s", not serving.done())
+        context.current().hooks.leave()
 
-    async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
-        """Register, and run plugins' hooks while the controller waits for the first heartbeat."""
-        await super().complete_registration(msg, connect, maybe_tunnel)
-        kernel, rank = self.kernel, context.current()
+    async def _serve(self) -> None:
+        if not self._enter():
+            self._loop.stop()
+            return
+        while True:
+            await self._kernel.carry_out(*await self._requests.get())
+
+    def _enter(self) -> bool:
+        """Run the plugins' hooks and report that the rank is ready; return False if one failed."""
+        kernel, rank = self._kernel, context.current()
         rank.control.procedures.update(
             release=kernel.release,
             interrupt=kernel.interrupts.again,
@@ -87,8 +120,9 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             installed=importer.installed_packages,
             rescan=importer.rescan_packages,
             recall=kernel.runs.recall,
-            stop=lambda: self.loop.add_callback(self.loop.stop),
+            stop=lambda: self._loop.call_soon_threadsafe(self._loop.stop),
         )
+        rank.control.on_request = self._on_request
         try:
             rank.hooks.enter()
             logger.debug("plugins are set up: plugins=%s", [p.name for p in rank.hooks.plugins])
@@ -96,20 +130,25 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
         except BaseException as problem:
             _report_failure(rank.control, problem)
-            self.loop.add_callback(self.loop.stop)
-            return
-        logger.info("rank is registered and ready for cells")
+            return False
+        logger.info("rank is ready for cells")
         gc.freeze()  # later collections only look at objects of cells
         rank.control.send(wire.RankReady(rank.info.rank))
+        return True
 
-    def start(self) -> None:
-        """Serve until stopped, then let the plugins clean up."""
-        self.loop.add_callback(self.register)
-        # an idle rank would sleep through a signal that arrives just before it waits
-        self.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), self.loop.READ)
-        self.loop.start()
-        logger.info("rank stops and runs its plugins' teardown")
-        context.current().hooks.leave()
+    def _on_request(self, request: wire.Request) -> None:
+        """Queue a request for the main thread; called on the control thread.
+
+        From now on, a notebook that takes over learns of the run.
+        """
+        try:
+            order = unpacked_order(request.order)
+        except ValueError as problem:
+            end_process(problem)
+        else:
+            if isinstance(order, RunCell):
+                self._kernel.runs.begin(order)
+            self._loop.call_soon_threadsafe(self._requests.put_nowait, (request, order))
 
 
 def main(spec: wire.RankSpec, fds: list[int]) -> int:
@@ -157,7 +196,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
         _report_failure(control, problem)
         return 1
     context.enter(context.Context(control, hooks, info, spec.store, spec.log, base_env))
-    _run_engine(spec)
+    RankLoop(spec).run()
     return 0
 
 
@@ -168,22 +207,6 @@ def _report_failure(control: AgentControl, problem: BaseException) -> None:
     control.send(
         wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text)
     )
-
-
-def _run_engine(spec: wire.RankSpec) -> None:
-    config = Config()
-    config.IPEngine.enable_nanny = False  # the agent watches ranks, at no cost per rank
-    config.IPEngine.max_heartbeat_misses = 0
-    config.IPEngine.url_file = spec.engine_file
-    config.IPEngine.log_level = logging.CRITICAL
-    config.IPEngine.timeout = 60.0
-    config.HistoryManager.enabled = False
-    config.ProfileDir.location = spec.profile
-    engine = RankEngineApp.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
-    engine.initialize([])
-    # otherwise each message creates log records that no handler takes
-    engine.log.setLevel(logging.CRITICAL)
-    engine.start()
 
 
 def _open_streams(writers: list[int]) -> None:

@@ -1,8 +1,8 @@
-"""The kernel of a rank: an ipyparallel engine's kernel that carries out orders.
+"""The kernel of a rank: an ipykernel without sockets that carries out orders.
 
-An order is the first line of the code that it receives: what to bind, run and send back. The reply
-holds the outcome as plain values; its status is always "ok", because ipyparallel would otherwise
-replace the outcome by its own exception.
+It is made in the manner of `ipykernel.inprocess`. Orders arrive over the rank's control socket
+(`wire.agent.Request`) and say what to bind, run and send back; the outcome returns the same way.
+Output goes to the agent: text through the rank's pipes, displays over the control socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import time as wall_clock
 from types import SimpleNamespace
 from typing import Any
 
-from ipyparallel.engine.kernel import IPythonParallelKernel
+from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
@@ -39,17 +39,7 @@ from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log
-from skymagic.wire.order import (
-    LAST_VALUE,
-    NOT_DEFINED,
-    PREFIX,
-    Debug,
-    Lend,
-    Order,
-    Rejoin,
-    RunCell,
-    decode,
-)
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, Debug, Lend, Order, Rejoin, RunCell
 from skymagic.wire.outcome import Failure, Outcome, Recollection
 from skymagic.wire.processes import UNFIT
 from skymagic.wire.typed import JsonObject, plain
@@ -84,14 +74,14 @@ class RunMemory:
         self._began = monotonic()
 
     def begin(self, order: RunCell) -> None:
-        """Record the start of a run; its values are not kept."""
+        """Record the start of a run; its values are not kept. Called on the control thread."""
         if order.run:
             self._began = monotonic()
             self._last = Recollection(order=replace(order, manifest=BindOrder()))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, order: RunCell, outcome: Outcome) -> None:
         """Record the end of a run."""
-        if self._last.order is not None:
+        if order.run and order.run == self._last.run:
             self._last = replace(
                 self._last,
                 outcome=outcome,
@@ -110,30 +100,18 @@ class RunMemory:
         return replace(last, seconds=seconds, generation=rendezvous.generation())
 
 
-@contextlib.contextmanager
-def _parent_thread_known(kernel: RankKernel) -> Iterator[None]:
-    """Give ipykernel 7 the thread object that it asks for, which engines do not have.
-
-    It checks there whether a top-level await runs on the main thread.
-    """
-    missing = getattr(kernel, "shell_channel_thread", kernel) is None
-    if missing:
-        kernel.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
-    try:
-        yield
-    finally:
-        if missing:
-            kernel.shell_channel_thread = None
-
-
-class RankKernel(IPythonParallelKernel):
-    """Kernel that carries out orders; everything else is ipyparallel's."""
+class RankKernel(IPythonKernel):
+    """Kernel that carries out orders, one after another; everything else is ipykernel's."""
 
     shell_class = Type(RankShell)
     shell_channel_thread: Any
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        # ipykernel 7 asks it whether a top-level await runs on the main thread
+        self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
+        self._parent: JsonObject = {}
+        """Stands in for the message of Jupyter's that would have started the cell."""
         # Out[…] would keep every result alive, GPU memory included. A cache_size of 0 is read when
         # the hook is created, and would disable `_` too.
         self.shell.displayhook.do_full_cache = False
@@ -156,9 +134,6 @@ class RankKernel(IPythonParallelKernel):
         self._post_mortem: PostMortem | None = None
         """Debugger on the frames of the last cell's error, which it keeps alive."""
         self.runs = RunMemory()
-        self._answered_count = 0  # number of requests that were answered
-        # the error that kept the kernel from answering a request
-        self._unanswered: BaseException | None = None
         self.shell.events.register("post_run_cell", self._keep_result)
         hide_handler_frames()
         refuse_debuggers()
@@ -168,11 +143,9 @@ class RankKernel(IPythonParallelKernel):
     def _keep_result(self, result: Any) -> None:
         self._result = result
 
-    def _publish_execute_input(self, code: str, parent: JsonObject, execution_count: int) -> None:
-        """Publish nothing: the notebook already has the cell."""
-
-    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        """Publish nothing: the agent reports the end of a request, after its last output."""
+    def get_parent(self, channel: str | None = None) -> JsonObject:
+        """Return a header with the request's id, for libraries that ask for Jupyter's message."""
+        return self._parent
 
     def raw_input(self, prompt: str = "") -> str:
         raise RuntimeError(INPUT_REFUSED)
@@ -188,62 +161,44 @@ class RankKernel(IPythonParallelKernel):
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
 
-    async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
-        """Serve a request, and end the process if that fails.
+    async def carry_out(self, request: wire.Request, order: Order) -> None:
+        """Carry out an order, and send its outcome.
 
-        ipykernel only logs such an error, and the notebook would wait for this rank forever.
+        If that fails, the process ends: the notebook would wait for this rank forever.
         """
-        before = self._answered_count
+        failure: BaseException | None = None
         try:
-            await super().dispatch_shell(*args, **kwargs)
-        except Exception as problem:
-            self._unanswered = problem
-        if self._answered_count == before:
-            logger.error(
-                "process ends, because a request was not answered: error=%s",
-                type(self._unanswered).__name__,
-            )
-            end_process(self._unanswered)
-
-    async def execute_request(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            await super().execute_request(*args, **kwargs)
-        except Exception as problem:
-            self._unanswered = problem
-        else:
-            self._answered_count += 1
-
-    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> JsonObject:
-        if not code.startswith(PREFIX):
-            reply: JsonObject = await super().do_execute(code, silent, *args, **kwargs)
-            return reply
-        order, source = decode(code)
-        try:
-            outcome = await self._serve(order, source)
+            self.pre_handler_hook()
+            header = {"msg_id": request.request, "msg_type": "execute_request", "session": ""}
+            self._parent = {"header": header}
+            self.shell.set_parent(self._parent)
+            try:
+                outcome = await self._serve(request, order)
+            except BaseException as problem:
+                outcome = self._failed(problem)
+            rank = self._context.info.rank
+            finished = wire.OrderFinished(rank, request.request, plain(outcome))
+            self._context.control.send(finished)
+            self.post_handler_hook()
+            return
         except BaseException as problem:
-            outcome = self._failed(problem)
-        return {
-            "status": "ok",
-            "execution_count": 0,
-            "user_expressions": {},
-            "payload": [],
-            "sky": plain(outcome),
-        }
+            failure = problem
+        logger.error(
+            "process ends, because an order was not carried out: error=%s", type(failure).__name__
+        )
+        end_process(failure)
 
-    async def _serve(self, order: Order, source: str) -> Outcome:
-        header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
+    async def _serve(self, request: wire.Request, order: Order) -> Outcome:
         rank = self._context.info.rank
         cell = order.execution_count if isinstance(order, RunCell) else 0
         visible = rank in order.visible_ranks
         self._context.control.send(
-            wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run)
+            wire.BeginOutput(rank, request.request, visible, order.screen_limit, cell, request.run)
         )
         logger.info("order begins: kind=%s run=%s cell=%s", type(order).__name__, order.run, cell)
         self._context.freed, self.busy = False, True
         self._context.control.cancel(False)
         self.interrupts.begin()
-        if isinstance(order, RunCell):
-            self.runs.begin(order)
         reporting.begin()
         usage.begin(self._context.info.node)
         try:
@@ -251,13 +206,10 @@ class RankKernel(IPythonParallelKernel):
                 runtime.taking_part(order.ranks, order.run),
                 self._context.hooks.around_run(),
                 self._flusher,
-                _parent_thread_known(
-                    self
-                ),  # must not be interrupted, or no later order would be served
             ):
                 try:
                     self.interrupts.allowed = isinstance(order, RunCell | Debug)
-                    outcome = await self._carry_out(order, source)
+                    outcome = await self._by_kind(order, request.source)
                 finally:
                     self.interrupts.allowed = False
         except BaseException as problem:  # an interrupt between two lines of this code
@@ -278,7 +230,7 @@ class RankKernel(IPythonParallelKernel):
         flush_text()
         reporting.flush()
         if isinstance(order, RunCell):
-            self.runs.end(outcome)
+            self.runs.end(order, outcome)
         # after all output, because the agent then closes the request
         self._context.control.send(wire.EndOutput(rank))
         return outcome
@@ -305,7 +257,7 @@ class RankKernel(IPythonParallelKernel):
         finally:
             self.interrupts.awaited = None
 
-    async def _carry_out(self, order: Order, source: str) -> Outcome:
+    async def _by_kind(self, order: Order, source: str) -> Outcome:
         if isinstance(order, Rejoin):
             self._forget_failure()
             # otherwise the plugin frees it, after it has aborted the work on the GPU
@@ -376,7 +328,7 @@ class RankKernel(IPythonParallelKernel):
         rank = self._context.info.rank
         try:
             with profiled(rank in order.profile, rank) as profile:
-                reply = await super().do_execute(source, False, False)
+                reply = await self.do_execute(source, False, False)
         except Exception:  # ipykernel fails on an exception whose __str__ raises
             if self._result is None or self._result.error_in_exec is None:
                 raise
