@@ -19,7 +19,6 @@ MOST_ENTRIES = 20
 
 # Only these may import a library, wherever in the file.
 ONLY_IN = {
-    "ipyparallel": ("run.engine", "kernels"),
     "paramiko": ("ssh",),
     "boto3": ("providers.aws",),
     "botocore": ("providers.aws",),

@@ -1,7 +1,7 @@
 """Post-import hooks and patches for libraries.
 
-A hook gets a module once the program imports it, so that skymagic never imports it needlessly. A
-package can be imported without a slow part of it, and attributes can be replaced temporarily.
+A hook gets a module once the program imports it, so that skymagic never imports it needlessly.
+Attributes can be replaced temporarily.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 Adapt = Callable[[types.ModuleType], None]
 Function = TypeVar("Function", bound=Callable[..., Any])
-IPYPARALLEL = ("ipyparallel", "cluster", ("Cluster", "ClusterManager"))
-"""Arguments of `import_without`.
-
-A fifth of ipyparallel's imports serve to start clusters, which skymagic does not use.
-"""
-
-
 INTERNAL_FILE = "{file} (importlib._bootstrap)"
 """File name of a frame that `warnings.warn` skips when it counts ``stacklevel``.
 
@@ -114,57 +107,3 @@ class Patches(contextlib.ExitStack):
         """Set an attribute; its previous value is restored at the end."""
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
-
-
-def stand_in(name: str, taken: Sequence[str] = ()) -> types.ModuleType:
-    """Return a module with an empty class for each name that is imported from it."""
-    module = types.ModuleType(name)
-    vars(module).update({class_name: type(class_name, (), {}) for class_name in taken}, __path__=[])
-    return module
-
-
-def import_with(stand_ins: Mapping[str, types.ModuleType | None], name: str) -> types.ModuleType:
-    """Import a module while stand-ins replace modules that it imports but does not use.
-
-    If a version of the module uses them after all, it is imported without stand-ins.
-    """
-    before = set(sys.modules)
-    sys.modules.update(stand_ins)  # type: ignore[arg-type]  # None hides a module
-    try:
-        return importlib.import_module(name)
-    except (ImportError, AttributeError, TypeError):
-        packages = {stand_in_name.partition(".")[0] for stand_in_name in stand_ins}
-        for imported_name in [
-            imported_name
-            for imported_name in sys.modules
-            if imported_name.partition(".")[0] in packages and imported_name not in before
-        ]:
-            del sys.modules[imported_name]
-        return importlib.import_module(name)
-
-
-def import_without(package: str, part: str, names: Sequence[str]) -> None:
-    """Import a package without its submodule `part`.
-
-    The submodule is imported on first access to it, or to one of the `names` that the package
-    imports from it.
-    """
-    if package in sys.modules:
-        return
-    full = f"{package}.{part}"
-    placeholder = stand_in(full, names)
-    imported = import_with({full: placeholder}, package)
-    if sys.modules.get(full) is not placeholder:
-        return
-    del sys.modules[full]
-    for name in (part, *names):
-        vars(imported).pop(name, None)
-
-    def late(name: str) -> Any:
-        if name not in (part, *names):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(full)
-        vars(imported).update({attribute: getattr(module, attribute) for attribute in names})
-        return vars(imported)[name]
-
-    vars(imported)["__getattr__"] = late  # PEP 562

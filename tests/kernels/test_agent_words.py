@@ -80,11 +80,6 @@ place = RunDirectory(sys.argv[1] + "/skymagic-daemon-0-1")
 os.mkdir(place.path, 0o700)
 Daemon(place.listen(), place, ["cat"], "").run()
 """
-CONTROLLER_PROCESS = """
-os.setpgid(0, 0)
-from skymagic.kernels.agent import controller
-controller.main(["--profile-dir=" + sys.argv[1], "--ip=127.0.0.1"])
-"""
 
 
 def waits(pid: int) -> bool:
@@ -114,7 +109,6 @@ AGENT_SPEC = wire.encode(wire.AgentSpec("main", "main-1", 1, False))
         (VALUES, b"", 1, 0),
         (VALUES, store.encode(store.Settings()), 1, 0),
         (DAEMON, b"", 0, 0),
-        (CONTROLLER_PROCESS, b"", 1, 0),
     ],
     ids=[
         "agent",
@@ -122,7 +116,6 @@ AGENT_SPEC = wire.encode(wire.AgentSpec("main", "main-1", 1, False))
         "value server",
         "value server that has begun",
         "daemon",
-        "controller",
     ],
 )
 def test_a_signal_that_comes_just_before_a_wait(
@@ -199,34 +192,8 @@ def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
                     case wire.RankForked():
                         forked.add(message.rank)
                     case wire.ChildExited():
-                        ended += 1  # these have no controller to talk to
+                        ended += 1  # these have no control socket
         assert forked == set(range(RANKS))
-
-
-CONTROLLER = """
-import sys
-from skymagic.kernels.agent import controller
-{change}
-made = controller._controller()
-print(made.name, "IPython.core.interactiveshell" in sys.modules, sys.modules.get("numpy", 0) is None)
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "loaded"),
-    [("", "False"), ("controller._CLIENT['ipyparallel.cluster'] = ()", "True")],
-)
-def test_a_controller_loads_no_client_and_starts_all_the_same_where_it_must(
-    change: str, loaded: str
-) -> None:
-    """The second is another version of ipyparallel, which takes other names."""
-    done = subprocess.run(
-        [sys.executable, "-c", CONTROLLER.format(change=change)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout.split(), done.stderr) == (["ipcontroller", loaded, "False"], "")
 
 
 IDLE = """%%sky_broadcast -t 1 -o pids

@@ -41,7 +41,6 @@ IMPORTED = (
     "IPython.core.magics.extension",
     "IPython.extensions.storemagic",
     "skymagic.magics.magics",
-    "skymagic.run.engine",
     "skymagic.data.shipping.shipper",
 )
 """What kernels with a pool import, and with it all that these import."""

@@ -319,20 +319,6 @@ def test_the_same_cell_again_and_again(notebook: Notebook) -> None:
     assert grown(notebook, before) == {}
 
 
-def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
-    remembered = "len(__import__('sys').modules['skymagic.pool.registry'].pool_named().resources.engine._client.db_query({}, ['msg_id']))"
-    notebook.run("from skymagic.run import engine\nlimits = engine.PURGE_AFTER, engine.PURGE_BYTES")
-    notebook.run("engine.PURGE_AFTER, engine.PURGE_BYTES = 10, 100_000")
-    notebook.run(
-        "for _ in range(15):\n    get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
-    )
-    assert 0 < notebook.value(remembered) <= 10 + 4
-    notebook.run(f"%%sky_broadcast\n# {'x' * 100_000}\npass")
-    notebook.run("%%sky_broadcast\npass")
-    assert notebook.value(remembered) == 2
-    notebook.run("engine.PURGE_AFTER, engine.PURGE_BYTES = limits")
-
-
 def test_failing_cells_leave_nothing(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nimport torch, torch.distributed as dist;")
     cell = "%%sky_broadcast -o r\nbig = bytes(10**6)\nif rank == 1:\n    raise ValueError('again')\ndist.all_reduce(torch.ones(1)); big;"

@@ -68,40 +68,6 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         third.run("%sky_down lab")
 
 
-SLOW_OUTPUT = """
-import socket, threading, time
-import skymagic.run.engine as engine
-
-def pump(source, target):
-    while data := source.recv(1 << 16):
-        target.sendall(data)
-
-def slowly(connection, forward, plain=engine.with_forwarded_ports):
-    made, door = plain(connection, forward), socket.create_server(("127.0.0.1", 0))
-    def serve(port):
-        here, _ = door.accept()
-        time.sleep(2)
-        there = socket.create_connection(("127.0.0.1", port))
-        for ends in ((here, there), (there, here)):
-            threading.Thread(target=pump, args=ends, daemon=True).start()
-    threading.Thread(target=serve, args=(made["iopub"],), daemon=True).start()
-    return {**made, "iopub": door.getsockname()[1]}
-
-engine.with_forwarded_ports = slowly
-"""
-"""The connection that brings what ranks print takes two seconds to be there, as on a slow link or a busy machine."""
-
-
-def test_the_first_cell_after_it_shows_all_that_it_prints(desk: Desk) -> None:
-    with desk.notebook(desk.made) as first:
-        killed(first)
-    with desk.notebook() as second:
-        second.run(SLOW_OUTPUT)
-        assert "attached to pool 'lab'" in second.run("%sky_attach lab").text
-        assert second.run("%%sky_broadcast\nprint('its first words')").text == "its first words\n"
-        second.run("%sky_down lab")
-
-
 def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_what_goes_on(
     desk: Desk,
 ) -> None:

@@ -92,27 +92,31 @@ len(large)"""
         killed(third)
 
 
-DIES_BETWEEN_RANKS = """
+DIES_BETWEEN_NODES = """
 import os, signal, time
-from skymagic.run import engine
-send, sent = engine._Client.send_execute_request, []
-def dying(self, *args, **options):
-    if sent:
-        while not os.path.exists({begun}): time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
-    sent.append(args)
-    return send(self, *args, **options)
-engine._Client.send_execute_request = dying"""
+from skymagic.cluster.links import AgentLink
+from skymagic.wire.agent import Request
+send, sent = AgentLink.send, []
+def dying(self, message):
+    if isinstance(message, Request):
+        if sent:
+            while not os.path.exists({begun}): time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        sent.append(message)
+    return send(self, message)
+AgentLink.send = dying"""
 
 
-def test_between_the_ranks_that_get_the_cell(desk: Desk, first: Notebook) -> None:
-    """Rank 0 has it, and waits for rank 1, which never gets it."""
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("desk", ["ssh"], indirect=True)
+def test_between_the_nodes_that_get_the_cell(desk: Desk, first: Notebook) -> None:
+    """Rank 0 has it, and waits for rank 1 on another node, which never gets it."""
     begun = desk.folder / "begun by one"
     cell = f"""%%sky_broadcast -o sums
 if rank == 0: open({str(begun)!r}, 'w').close()
 while rank == 0: time.sleep(0.01)
 rank"""
-    first.run(DIES_BETWEEN_RANKS.format(begun=repr(str(begun))))
+    first.run(DIES_BETWEEN_NODES.format(begun=repr(str(begun))))
     first.start(cell)
     psutil.wait_procs([psutil.Process(first.pid)])
     with desk.notebook() as second:

@@ -21,11 +21,8 @@ PHASES = {
     "setting them up": ("skymagic.providers.ssh:setup", POOL),
     "starting agents": ("skymagic.cluster:Agents.start", POOL),
     "finding addresses": ("skymagic.cluster:Agents.meet", POOL),
-    "waiting for the controller": ("skymagic.cluster:Agents.wait_controller", POOL),
-    "connecting to it": ("skymagic.run.engine:RankEngine.__init__", ON_ONE),
     "opening value servers": ("skymagic.pool.resources:open_store", ON_ONE),
     "waiting for ranks": ("skymagic.cluster:Agents.wait_ready", POOL),
-    "binding engines": ("skymagic.run.engine:RankEngine.bind", ON_ONE),
 }
 """What is called in each phase, and the pool that starts; two hosts where several are waited for."""
 PRESS = """

@@ -161,7 +161,7 @@ def test_a_machine_that_loses_its_power(two: tuple[Machines, Notebook]) -> None:
 
 
 def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> None:
-    """With it goes the controller that all ranks are reached by; where it is not back, the user hears so."""
+    """Where it is not back, the user hears so."""
     hosts, notebook = two
     hosts[0].power_cut()
     assert "%sky_restart restarts all ranks" in notebook.fail("%%sky_broadcast\n1").text

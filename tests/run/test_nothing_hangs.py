@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 
@@ -584,26 +583,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A pool without a process group, which works again after each test."""
     with opened(tmp_path_factory.mktemp("plain"), "%sky_pool --nodes 2") as one:
         yield one
-
-
-def test_a_controller_that_dies_is_told(plain: Notebook) -> None:
-    cell = plain.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
-    plain.watch(cell, lambda shown: "begun" in shown.text)
-    for process in psutil.Process(plain.pid).children(recursive=True):
-        with contextlib.suppress(
-            psutil.NoSuchProcess
-        ):  # its heartbeat, a process too, ends with it
-            if "skymagic.kernels.agent.controller" in process.cmdline():
-                process.kill()
-    plain.finish(cell)
-    assert cell.error is not None
-    assert "controller" in cell.error.text
-    error = plain.fail("%%sky_broadcast\n1")
-    assert "%sky_restart" in error.text or "%sky_down" in error.text
-    plain.run("%sky_down")
-    plain.run("%sky_pool --nodes 2")
-    plain.run("%%sky_broadcast -o r\n2")
-    assert plain.value("r") == [2, 2]
 
 
 def test_an_agent_that_hangs_is_given_up(plain: Notebook) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from nbclient import NotebookClient
 import skymagic as sky
 from skymagic.errors import SkyError
 from skymagic.runtime import info as runtime
-from skymagic.runtime import on_import, rendezvous
+from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.golden import Golden
 
@@ -436,35 +435,3 @@ def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
 
 def test_a_free_port_where_the_machine_does_not_know_its_own_address() -> None:
     socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()
-
-
-# ------------------------------------------------------------------------------------------ packages without a part
-
-
-def test_a_package_is_imported_without_a_part_until_somebody_asks_for_it() -> None:
-    code = """
-import sys
-from skymagic.runtime.on_import import IPYPARALLEL, import_without
-import_without(*IPYPARALLEL)
-import ipyparallel as ipp
-assert "ipyparallel.cluster" not in sys.modules
-assert not hasattr(ipp, "Clusters")
-from ipyparallel import Cluster
-from ipyparallel.cluster import ClusterManager
-assert (ipp.Cluster, ipp.ClusterManager, ipp.cluster.Cluster) == (Cluster, ClusterManager, Cluster)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("more", ["part.Name.other", "from .part import Other"])
-def test_a_package_that_does_more_with_the_part_is_imported_whole(
-    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / f"whole{len(more)}"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(f"from . import part\nfrom .part import Name\n{more}\n")
-    (folder / "part.py").write_text("class Name: other = 1\nclass Other: pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    on_import.import_without(folder.name, "part", ["Name"])
-    package = importlib.import_module(folder.name)
-    assert package.Name is package.part.Name is not None

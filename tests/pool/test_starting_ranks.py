@@ -1,4 +1,4 @@
-"""Ranks that do not register with the controller: why that must not happen, and what is said where it does."""
+"""Ranks that do not start: why that must not happen, and what is said where it does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def delete_folders(tmp_path: Path) -> None:
 
 
 def test_all_ranks_restart_after_the_folder_is_deleted(notebook: Notebook, tmp_path: Path) -> None:
-    """The controller's files are among those that are gone; ranks have registered twice before one was missing."""
     for _ in range(2):
         delete_folders(tmp_path)
         notebook.run("%sky_restart")
@@ -57,15 +56,9 @@ def test_ranks_that_died_come_back_after_the_folder_is_deleted(
     assert works(notebook)
 
 
-@pytest.mark.parametrize("helper", ["forkserver", "controller"])
+@pytest.mark.parametrize("helper", ["forkserver", "agent"])
 def test_a_helper_process_that_is_killed(notebook: Notebook, helper: str) -> None:
-    notebook.run("%%sky_broadcast -o parents -t 0\nimport os; os.getppid()")
-    (forkserver,) = notebook.value("parents")
-    agent = psutil.Process(forkserver).parent()
-    assert agent is not None
-    controllers = [one.pid for one in agent.children() if "controller" in " ".join(one.cmdline())]
-    pid = forkserver if helper == "forkserver" else controllers[0]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(helpers(notebook)[helper].pid, signal.SIGKILL)
     assert "%sky_restart" in notebook.fail(RANKS).text
     assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
     notebook.run("%sky_restart")
@@ -79,19 +72,12 @@ def helpers(notebook: Notebook) -> dict[str, psutil.Process]:
     forkserver = psutil.Process(pid)
     agent = forkserver.parent()
     assert agent is not None
-    controllers = [one for one in agent.children() if "controller" in " ".join(one.cmdline())]
-    return {
-        "rank": psutil.Process(rank),
-        "forkserver": forkserver,
-        "agent": agent,
-        "controller": controllers[0],
-    }
+    return {"rank": psutil.Process(rank), "forkserver": forkserver, "agent": agent}
 
 
 HELD_UP = {
     "agent": "the agent on .* does not answer",
     "forkserver": "the process that forks ranks on .* does not answer",
-    "controller": "the controller on .* does not answer",
 }
 
 
@@ -102,7 +88,7 @@ def test_a_helper_process_that_was_stopped(notebook: Notebook, helper: str) -> N
     cell = notebook.start("%sky_restart")
     notebook.watch(cell, lambda seen: "does not answer" in seen.text)
     assert re.search(
-        rf"ranks 0–2 have not registered for 7 s: .*{HELD_UP[helper]}.*%sky_restart", cell.text
+        rf"ranks 0–2 have not started for 7 s: .*{HELD_UP[helper]}.*%sky_restart", cell.text
     )
     notebook.interrupt()
     notebook.finish(cell)
@@ -111,9 +97,9 @@ def test_a_helper_process_that_was_stopped(notebook: Notebook, helper: str) -> N
     assert works(notebook)
 
 
-@pytest.mark.parametrize("helper", ["agent", "forkserver", "controller", "rank"])
+@pytest.mark.parametrize("helper", ["agent", "forkserver", "rank"])
 def test_a_process_that_stood_still_for_a_while(notebook: Notebook, helper: str) -> None:
-    """For longer than the controller waits for a sign of life; a rank dies meanwhile, if it can."""
+    """A rank dies meanwhile, if it can."""
     process = helpers(notebook)[helper]
     process.suspend()
     resumed = threading.Timer(14.0, process.resume)
@@ -125,28 +111,5 @@ def test_a_process_that_stood_still_for_a_while(notebook: Notebook, helper: str)
         assert notebook.fail(f"%%sky_broadcast -t 0\n{kills}").ename == "RankDied"
     resumed.join()
     assert works(notebook)
-    notebook.run("%sky_restart")
-    assert works(notebook)
-
-
-def test_a_rank_that_does_not_register_is_told_and_restarted(notebook: Notebook) -> None:
-    """The controller's answer is lost, here by hand: the pool must not pass for ready."""
-    notebook.run(
-        "import ipyparallel, skymagic.run.engine as engine, skymagic.pool.resources as resources\n"
-        "resources.REGISTRATION_TIMEOUT = 2.0\n"
-        "news, query = ipyparallel.Client._register_engine, engine._Client.query_registrations\n"
-        "ipyparallel.Client._register_engine = lambda self, message: None\n"
-        "engine._Client.query_registrations = lambda self: None"
-    )
-    failure = notebook.fail("%sky_restart")
-    assert "ranks 0–2 did not register with the controller within 2 s" in failure.text
-    assert "degraded" in notebook.run("%sky_status").said
-    failure = notebook.fail(RANKS)
-    assert (failure.ename, "%sky_restart" in failure.text) == ("PoolStateError", True)
-    second = notebook.fail(RANKS)
-    assert (second.ename, "%sky_restart" in second.text) == ("PoolStateError", True), second.text
-    notebook.run(
-        "ipyparallel.Client._register_engine, engine._Client.query_registrations = news, query"
-    )
     notebook.run("%sky_restart")
     assert works(notebook)
