@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ class AgentRequests(States):
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._links = AgentLinks(self, received, changed)
         self._calls = PendingCalls(self._changed)
+        self._granting = threading.Lock()
+        # index of a node → cost of output that was shown, and that its agent does not know of
+        self._ungranted: dict[int, int] = {}
 
     def execute(
         self, ranks: Iterable[int], request: str, order: Order, source: str, run: int = 0
@@ -55,6 +59,21 @@ class AgentRequests(States):
                 link.node,
                 node_ranks,
             )
+
+    def grant(self, output: wire.Output) -> None:
+        """Allow the agent that sent this output to send as much more; safe on any thread."""
+        location = self.specs.get(output.rank)
+        if location is None or not output.cost:
+            return
+        index = location[0]
+        with self._granting:
+            cost = self._ungranted.get(index, 0) + output.cost
+            is_due = cost >= wire.window(len(self.nodes)) // 4
+            self._ungranted[index] = 0 if is_due else cost
+        if is_due:
+            for link in self._links:
+                if link.node == index:
+                    link.send(wire.Credit(cost))
 
     def follow(self, request: str, shown: Mapping[int, int]) -> None:
         """Have agents send the output and outcomes of an earlier request to `on_result`.

@@ -154,12 +154,38 @@ class EventLoop:
 
     def watch(self, source: Any, callback: Callable[[], None]) -> None:
         """Call back whenever `source` (a descriptor, or an object with one) is readable."""
-        self._selector.register(source, selectors.EVENT_READ, callback)
+        self._watch(source, selectors.EVENT_READ, callback)
+
+    def watch_writable(self, source: Any, callback: Callable[[], None]) -> None:
+        """Call back whenever `source` can be written to, until `unwatch_writable`."""
+        self._watch(source, selectors.EVENT_WRITE, callback)
 
     def unwatch(self, source: Any) -> None:
-        """Stop watching; twice is safe."""
+        """Stop watching whether `source` is readable; twice is safe."""
+        self._unwatch(source, selectors.EVENT_READ)
+
+    def unwatch_writable(self, source: Any) -> None:
+        """Stop watching whether `source` can be written to; twice is safe."""
+        self._unwatch(source, selectors.EVENT_WRITE)
+
+    def _watch(self, source: Any, event: int, callback: Callable[[], None]) -> None:
+        try:
+            callbacks = self._selector.get_key(source).data
+        except KeyError:
+            self._selector.register(source, event, {event: callback})
+            return
+        callbacks[event] = callback
+        self._selector.modify(source, sum(callbacks), callbacks)
+
+    def _unwatch(self, source: Any, event: int) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(source)
+            callbacks = self._selector.get_key(source).data
+            if callbacks.pop(event, None) is None:
+                return
+            if callbacks:
+                self._selector.modify(source, sum(callbacks), callbacks)
+            else:
+                self._selector.unregister(source)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call back once, after the given time."""
@@ -173,11 +199,14 @@ class EventLoop:
         """
         due = [when for when, _ in self._timers] + ([until] if until is not None else [])
         ready = self._selector.select(max(0.0, min(due) - time.monotonic()) if due else None)
-        for key, _ in ready:
-            # an earlier callback of this round may have closed it, and its number may belong to
-            # another descriptor now
-            if self._selector.get_map().get(key.fd) is key:
-                self._call(key.data)
+        for key, events in ready:
+            for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
+                # an earlier callback of this round may have closed it, and its number may belong to
+                # another descriptor now
+                current = self._selector.get_map().get(key.fd)
+                is_same = current is not None and current.data is key.data
+                if events & event and is_same and event in key.data:
+                    self._call(key.data[event])
         now = time.monotonic()
         expired = [callback for when, callback in self._timers if when <= now]
         # before the callbacks, which may add timers

@@ -227,6 +227,7 @@ class Dispatch:
         on_begin = partial(shown.begin, number) if number else _not_kept
         on_mark = partial(shown.mark, number) if number else _not_kept
         try:
+            submission.on_read = agents.grant
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
@@ -247,6 +248,7 @@ class Dispatch:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
                 self._under_way.pop(submission.request, None)
+            submission.unread(OutputArrived)  # grants what nobody will read
         for death in submission.unread(RankDeath):  # died after reporting the outcome
             self.on_late_death(death.exited)
         for note in submission.unread(PoolNote):
@@ -281,6 +283,8 @@ class Dispatch:
         submission = self._under_way.get(message.request)
         if submission is None:
             logger.debug("result of an unknown request: request=%s", message.request)
+            if isinstance(message, wire.Output):
+                self._resources.agents.grant(message)
             return
         match message:
             case wire.OrderFinished():

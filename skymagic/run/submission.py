@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import queue
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -114,7 +114,11 @@ class Repeated:
             and isinstance(previous, OutputText)
             and _is_same_stream(previous, doubtful)
         ):
-            pending[-1] = replace(doubtful, text=previous.text + doubtful.text)
+            pending[-1] = replace(
+                doubtful,
+                text=previous.text + doubtful.text,
+                cost=previous.cost + doubtful.cost,
+            )
         else:
             pending.append(doubtful)
         return self._held.pop(output.rank) if output.seq == begun else []
@@ -135,6 +139,7 @@ class Submission:
         request: identity of the request; a notebook that takes over derives it from the number.
         metrics: metrics that the ranks have reported.
         repeated: messages of another notebook's run that may have been shown there.
+        on_read: called with each piece of output once the run has read it.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class Submission:
         self.request = f"run-{number}" if number else f"order-{_PROCESS}-{next(_numbers)}"
         self._finished: set[int] = set()
         self.repeated = Repeated({})
+        self.on_read: Callable[[Output], None] = lambda output: None
         self._ahead: RunEvent | None = None  # taken from the queue but not read yet
         self._late_stops = 0
         self._unread: list[RunEvent] = []
@@ -188,9 +194,13 @@ class Submission:
 
     def _take(self, timeout: float) -> RunEvent | None:
         event, self._ahead = self._ahead, None
+        if event is not None:
+            return event
         with contextlib.suppress(queue.Empty):
-            return event or self.events.get(timeout=timeout)
-        return None
+            event = self.events.get(timeout=timeout)
+            if isinstance(event, OutputArrived):
+                self.on_read(event.output)
+        return event
 
     def pending(self) -> list[int]:
         """List the ranks that have not replied."""

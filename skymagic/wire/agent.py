@@ -13,6 +13,7 @@
                              ←   Output…                  ←   BeginOutput, Publish…, EndOutput
                                  Published                →   for each Publish; its rank waits
                                                           ←   Reported: at most twice a second
+    Credit                   →                                as output is shown
                              ←   OrderFinished            ←   once all of its output is written
     LogLevel                 →   LogLevel                 →   level of the debug logs
     Measure                  →                                resource use, while it is displayed
@@ -31,8 +32,14 @@ The *link* joins notebook and agent (the agent's standard streams, or a tunnel);
 socket* joins an agent and a rank. Messages are encoded by `wire.codec`.
 
 **Ordering.** A rank carries out its requests in the order in which they arrive. Its output has
-numbers (`Output.seq`), from 1 in each request, and arrives in their order. `OrderFinished` follows
-the last output of its rank. There is no order among ranks.
+numbers (`Output.seq`), from 1 in each request, arrives in their order, and ends with
+`OutputComplete`. All other messages of an agent arrive in the order in which they were sent, and
+may overtake output. There is no order among ranks.
+
+**Back pressure.** An agent may send output up to a cost of `window` before the notebook has shown
+any of it; each `Credit` allows more. Text is sent in short pieces. So a flood never delays another
+message by more than the window takes on the link. Output that has to wait is bounded
+(`kernels.agent.uplink`), and no rank ever waits for a notebook.
 """
 
 from __future__ import annotations
@@ -45,6 +52,20 @@ from skymagic.wire.metrics import MetricBatch
 from skymagic.wire.output import AgentMessage as AgentMessage
 from skymagic.wire.output import Output as Output
 from skymagic.wire.typed import JsonObject
+
+WINDOW, LEAST_WINDOW, POOL_WINDOW = 256 << 10, 32 << 10, 2 << 20
+"""Credit of an agent at its start: at most, at least, and of all agents of a pool together.
+
+At 10 Mbit/s, 256 KiB take 0.2 s.
+"""
+OUTPUT_COST = 100
+"""Cost of a piece of output, in addition to its size in bytes."""
+
+
+def window(nodes: int) -> int:
+    """Return an agent's credit at its start, in a pool of this many nodes."""
+    return max(LEAST_WINDOW, min(WINDOW, POOL_WINDOW // nodes))
+
 
 KEPT_LINES, KEPT_CHARACTERS = 200, 20_000
 """Most lines and characters of each rank's log that the notebook receives when its pool ends."""
@@ -369,6 +390,12 @@ class RequestUnknown(AgentMessage):
 
     rank: int
     request: str
+
+
+class Credit(AgentMessage):
+    """Notebook → agent: output of this cost was shown, and as much more may be sent."""
+
+    cost: int
 
 
 class RunElsewhere(AgentMessage):

@@ -26,6 +26,8 @@ class Output(AgentMessage):
     """Identity of the request that caused it."""
     seq: int = 0
     """Number of the piece in the run's output, from 1; 0 for pieces that are not numbered."""
+    cost: int = 0
+    """Credit that it takes on the link (`wire.agent.Credit`)."""
     maybe_seen: bool = False
     """True if an earlier notebook may have shown it; set by the notebook that follows a run."""
 

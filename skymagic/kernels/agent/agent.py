@@ -36,6 +36,7 @@ from skymagic.kernels.agent.ending import (
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.readers import NodeReaders, RankAudience, RankRequests
 from skymagic.kernels.agent.resources import GpuClaims, Measurements
+from skymagic.kernels.agent.uplink import Uplink
 from skymagic.kernels.fork import EventLoop, signal_pipe
 from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
@@ -86,6 +87,7 @@ class Agent:
         )
         debug_log.set_level(spec.log_level)
         self._loop = EventLoop(self._survive)
+        self._uplink = Uplink(self._loop, link_out, wire.window(spec.nodes), self._link_lost)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
             spec.idle_timeout,
@@ -96,7 +98,13 @@ class Agent:
         )
         self._candidates = Candidates(self._loop)
         self._ranks = Ranks(
-            self._loop, spec.job_id, self.directories, spec.log_limit, self._lifetime, self._send
+            self._loop,
+            spec.job_id,
+            self.directories,
+            spec.log_limit,
+            self._lifetime,
+            self._send,
+            self._uplink.show,
         )
         self._requests = RankRequests(self._loop, self._ranks, self._send)
         self._audience = RankAudience(self._ranks, self._send)
@@ -216,6 +224,7 @@ class Agent:
                     signalled,
                 )
                 due = [when for when in times if when is not None]
+                self._uplink.flush()
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
@@ -243,11 +252,10 @@ class Agent:
             logger.warning("agent was signalled from outside: code=%s", problem.code)
             if ender := self._record.ended_by():
                 self._send(wire.PoolEnded(f"was ended by {ender}"))
-                return
-            number = int(problem.code or 0) - SIGNALLED
-            self._send(
-                wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})")
-            )
+            else:
+                name = signal_name(int(problem.code or 0) - SIGNALLED)
+                self._send(wire.AgentFailed(f"the agent was killed from outside ({name})"))
+            self._uplink.drain(LISTENING_TIMEOUT)
             return
         logger.error("agent failed", exc_info=problem)
         traceback.print_exception(problem)
@@ -262,6 +270,7 @@ class Agent:
                 ).strip()
             )
         )
+        self._uplink.drain(LISTENING_TIMEOUT)
 
     def _send(self, message: wire.AgentMessage) -> None:
         """Send a message to the notebook, and to the readers that it concerns."""
@@ -270,16 +279,14 @@ class Agent:
         # kept for a notebook that takes over
         if isinstance(message, wire.AgentStarted | wire.InterruptionNotice):
             self._told[type(message)] = message
-        try:
-            write_all(self._link_out, wire.encode(message))
-        except OSError:
-            self._link_lost()
+        self._uplink.send(message)
 
     def _link_lost(self) -> None:
         if not self._linked:
             return
         logger.info("link to the notebook has ended: ranks=%s", sorted(self._ranks.running))
         self._linked = False
+        self._uplink.close()
         for source in (self._link_in, self._parent):
             self._loop.unwatch(source)
         if self._ending is not None and self._ending.due is not None:
@@ -351,6 +358,8 @@ class Agent:
             case wire.HeadAddress():
                 logger.info("other nodes reach this one: address=%s", message.address)
                 self._candidates.close(but=message.address)
+            case wire.Credit():
+                self._uplink.grant(message.cost)
             case wire.Request():
                 self._ranks.execute(message)
             case wire.InterruptionNotice():
@@ -410,6 +419,7 @@ class Agent:
 
     def _replaced(self) -> None:
         """Send another notebook, which has taken over, all that it must know."""
+        self._uplink.restart()
         self._lifetime.returned()
         for run in self._lifetime.elsewhere():
             self._lifetime.end(run, time.monotonic())  # the new notebook reports what runs
@@ -451,11 +461,9 @@ class Agent:
 
         It can show them when the logs are gone.
         """
-        with contextlib.suppress(OSError):
-            for rank, text in logs.log_tails(self._directory):
-                if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
-                    return
-                write_all(self._link_out, wire.encode(wire.LastLines(rank, text)))
+        for rank, text in logs.log_tails(self._directory):
+            self._uplink.send(wire.LastLines(rank, text))
+        self._uplink.drain(LISTENING_TIMEOUT)
 
 
 def _raise_descriptor_limit() -> None:

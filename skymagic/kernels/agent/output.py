@@ -17,7 +17,13 @@ from itertools import groupby
 from operator import itemgetter
 
 from skymagic.kernels.agent.logs import RankLog
-from skymagic.kernels.agent.replay_buffer import DisplayBuffer, MetricsBuffer, RunBuffer
+from skymagic.kernels.agent.replay_buffer import (
+    DisplayBuffer,
+    MetricsBuffer,
+    RunBuffer,
+    cost_of,
+    size_of,
+)
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 from skymagic.wire.output import (
     Output,
@@ -38,6 +44,8 @@ BATCH_SECONDS = 0.01
 
 A flood of short lines then costs at most a hundred messages a second.
 """
+TEXT_CHARS = 16 << 10
+"""Most characters of a piece of text: whatever comes after it on the link waits for it."""
 REFILL_SHARE = 0.25
 """Share of the bucket that is refilled each second."""
 
@@ -178,7 +186,7 @@ class RankScreen:
 
     def _send_metrics(self, metrics: OutputMetrics) -> None:
         if not self._unwanted:
-            self._tell(metrics)
+            self._tell(replace(metrics, cost=cost_of(metrics, size_of(metrics))))
 
     def detach(self) -> None:
         """Keep only the newest displays and a bounded amount of metrics from now on."""
@@ -215,7 +223,8 @@ class RankScreen:
         values.
         """
         if batches := self._reported.batches:  # before the end, after which nobody listens
-            self._tell(OutputMetrics(self.rank, batches, self._reported.dropped))
+            self._unwanted = False
+            self._send_metrics(OutputMetrics(self.rank, batches, self._reported.dropped))
         for output in self._kept.after(shown):
             self._tell(output)
         if self._kept.end is not None and self._kept.end.seq <= shown:
@@ -312,9 +321,12 @@ class OutputFilter:
         waiting, self._waiting = self._waiting, []
         for name, chunks in groupby(waiting, key=itemgetter(0)):
             self._last_sent = now
-            if self.screen.is_open:
-                text = "".join(text for _, text in chunks)
-                self.screen.show(OutputText(self.screen.rank, name, text))
+            if not self.screen.is_open:
+                continue
+            text = "".join(text for _, text in chunks)
+            for start in range(0, len(text), TEXT_CHARS):
+                piece = text[start : start + TEXT_CHARS]
+                self.screen.show(OutputText(self.screen.rank, name, piece))
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""

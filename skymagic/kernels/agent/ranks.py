@@ -5,7 +5,6 @@ Dispatches their messages and output, and shares rendezvous values among them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.logs import RankLog, RankLogs
 from skymagic.kernels.agent.output import OutputFilter, Pipe, RankScreen, enlarge
 from skymagic.kernels.agent.resources import oom_kills
+from skymagic.kernels.agent.uplink import RankInput
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
@@ -41,11 +41,17 @@ class Rank:
     """A running rank; owns its control socket, its log and the read ends of its pipes."""
 
     def __init__(
-        self, number: int, ident: str, control: socket.socket, output: OutputFilter
+        self,
+        loop: EventLoop,
+        number: int,
+        ident: str,
+        control: socket.socket,
+        output: OutputFilter,
     ) -> None:
         self.number = number
         self.ident = ident
         self.control = control
+        self._input = RankInput(loop, control.fileno())
         self.output = output
         self.decoder = wire.decoder()
         self.pid: int | None = None
@@ -65,8 +71,7 @@ class Rank:
 
     def send_line(self, line: bytes) -> None:
         """Send an encoded message; ignored if the rank is gone."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(line)
+        self._input.send(line)
 
     def signal(self, signum: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -87,6 +92,7 @@ class Rank:
 
     def close(self, loop: EventLoop) -> None:
         """Close the agent's ends of the rank's control socket, pipes and log."""
+        self._input.close()
         loop.unwatch(self.control)
         for pipe in self.output.pipes:
             loop.unwatch(pipe.fd)
@@ -103,6 +109,7 @@ class Ranks:
         log_limit: maximum bytes of a rank's log; None for no limit.
         lifetime: informed when a rank starts and stops working.
         send: sends a message to the notebook.
+        show: sends output to the notebook.
     """
 
     def __init__(
@@ -113,9 +120,10 @@ class Ranks:
         log_limit: int | None,
         lifetime: Lifetime,
         send: Sink,
+        show: Callable[[wire.Output], None],
     ) -> None:
         self._loop, self._lifetime, self._send, self._log_limit = loop, lifetime, send, log_limit
-        self._job_id, self._directories = job_id, directories
+        self._job_id, self._directories, self._show = job_id, directories, show
         self.logs = RankLogs(directories.work, send)
         self._profile = directories.work / "ipython"
         self.forkserver: Forkserver
@@ -173,9 +181,9 @@ class Ranks:
             self._log_limit,
             self._tell,
         )
-        screen = RankScreen(spec.rank, self._send)
+        screen = RankScreen(spec.rank, self._show)
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
-        rank = self.running[spec.rank] = Rank(spec.rank, ident, control, output)
+        rank = self.running[spec.rank] = Rank(self._loop, spec.rank, ident, control, output)
         self._lifetime.begin(spec.rank)
         logger.info(
             "rank starts: rank=%s ident=%s generation=%s gpus=%s",

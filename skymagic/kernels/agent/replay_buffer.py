@@ -26,6 +26,16 @@ FIRST_BYTES = 64 << 10
 LAST_BYTES = 1 << 20  # bytes kept of the output shown last; a larger display is kept alone
 
 
+def size_of(output: Output) -> int:
+    """Return the size of a piece of output in bytes."""
+    return len(output.text) if isinstance(output, OutputText) else len(wire.encode(output))
+
+
+def cost_of(output: Output, nbytes: int) -> int:
+    """Return the credit that a piece of output takes; its end is free."""
+    return 0 if isinstance(output, OutputComplete) else nbytes + wire.OUTPUT_COST
+
+
 class RunBuffer:
     """The contents of one run that were sent to a notebook, numbered from 1."""
 
@@ -40,12 +50,12 @@ class RunBuffer:
         self.end: OutputComplete | None = None
 
     def add(self, output: Output) -> Output:
-        """Keep a piece of output, and return it with its number."""
+        """Keep a piece of output, and return it with its number and its cost."""
         self._count += 1
-        output = replace(output, seq=self._count)
+        nbytes = size_of(output)
+        output = replace(output, seq=self._count, cost=cost_of(output, nbytes))
         if isinstance(output, OutputComplete):
             self.end = output
-        nbytes = len(output.text) if isinstance(output, OutputText) else len(wire.encode(output))
         # once a piece did not fit, all later ones belong to the end
         if not self._last and nbytes <= self._room:
             self._first.append(output)
