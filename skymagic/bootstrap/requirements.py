@@ -314,7 +314,6 @@ def _requirement(text: str) -> Requirement | None:
 
 
 RANK_DEPENDENCIES = {
-    "ipyparallel": ">=9,<10",
     "ipykernel": ">=6.29",
     "ipython": ">=8.18",
     "cloudpickle": ">=3.1",

@@ -249,10 +249,10 @@ class NotebookScreen(Screen):
 class Settling:
     """Record of which contents of ranks count as shown, so that each is shown at least once; pure.
 
-    This holds even if this process is killed. Neither ZeroMQ nor a front end acknowledges output. A
+    This holds even if this process is killed. A front end does not acknowledge output. A
     content counts as shown SECONDS after it was passed to the screen, which holds back a cell's
     first output until its line is in place (`run_line.MAX_HELD`), and open lines for a shorter time
-    (`labels.DELAY`); ZeroMQ and the system then need less than a millisecond.
+    (`labels.DELAY`); the kernel's own ZeroMQ sockets then need less than a millisecond.
 
     Args:
         mark: called with a rank and the number of its last content that counts as shown.

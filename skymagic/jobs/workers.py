@@ -1,8 +1,7 @@
 """Worker pool over ranks: parallel tasks, each on a free rank, and a joblib backend.
 
-The backend makes each of joblib's batches a task here. ipyparallel has a backend for joblib too,
-but that sends tasks through the controller as pickles that know nothing of the notebook's
-functions, and cannot stop them.
+The backend makes each of joblib's batches a task here, so that tasks know the notebook's functions
+and can be stopped.
 """
 
 from __future__ import annotations

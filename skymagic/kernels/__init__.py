@@ -6,12 +6,10 @@ An arrow is a fork or an exec; the text next to it describes the communication a
        │                 │           (session, exactly once); Unix pipes: JSON lines of wire.agent
        └── on this ── agent          starts all others, reads the ranks' output, ends everything
            machine:      │           when its link ends
-           pipes         ├─▶ controller   ipyparallel's, on the head only: cells and outcomes,
-                         │                notebook ↔ ranks (ZeroMQ)
-                         └─▶ forkserver   has torch imported, no thread, no GPU; a socket pair
+           pipes         └─▶ forkserver   has torch imported, no thread, no GPU; a socket pair
                               │           to the agent
-                              └─▶ rank    control socket and two pipes (stdout, stderr) to the
-                                   │      agent; ZeroMQ to the controller
+                              └─▶ rank    control socket (cells, outcomes, requests) and two
+                                   │      pipes (stdout, stderr) to the agent
                                    └─▶ bash, a script    writes to the rank's own pipes
 
     value server     one per node and pool, started by the notebook: receives values, forwards them

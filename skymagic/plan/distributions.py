@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-OWN = frozenset(
-    {"skymagic", "ipyparallel", "ipykernel", "ipython", "cloudpickle", "xxhash", "packaging"}
-)
+OWN = frozenset({"skymagic", "ipykernel", "ipython", "cloudpickle", "xxhash", "packaging"})
 """Distributions that each node has before a pool starts."""
 
 

@@ -7,7 +7,7 @@
                         ├─ Packages               install what a run needs before it is sent
                         ├─ Recovery               restart ranks ←────┤ between runs
                         ├─ AgentEvents (failures) ───────────────────┘ ← agents, on link threads
-                        └─ PoolResources          machines, agents, engine, store
+                        └─ PoolResources          machines, agents, store
 
 debugging   debug log of the notebook's process, and the level of its pools' other processes
 dispatch    orders in flight, the queue before them, and the run that waits for each
@@ -20,7 +20,7 @@ pool        the public class
 records     files: pools started from this machine, and the last lines of pools that have ended
 recovery    restarted ranks, new process groups, another number of nodes
 registry    all pools of this process, by name
-resources   machines, agents, engine and store, from the plan to their release
+resources   machines, agents and store, from the plan to their release
 runs        cells and other orders; runs left by another notebook
 slow_start  what delays slow ranks, and how a restart gets past it
 start       decides whether a request reuses, resizes, attaches to or makes a pool; pure

@@ -269,9 +269,11 @@ class Dispatch:
         with self._lock:
             self._status.check_ended()
             self._under_way[submission.request] = submission
+        agents = self._resources.agents
         for rank in submission.ranks:
-            if (exited := self._resources.agents.ranks[rank].exited) is not None:
-                submission.put(RankDeath(exited))
+            if (exited := agents.ranks[rank].exited) is not None:
+                is_lost = agents.specs[rank][0] in agents.gone
+                submission.put(RankDeath(exited, output_follows=not is_lost))
         begin()
 
     def received(self, message: wire.Output | wire.OrderFinished | wire.RequestUnknown) -> None:
@@ -312,7 +314,7 @@ class Dispatch:
         for current in under_way:
             for rank in {*current.ranks} & {*ranks}:
                 exited = wire.RankExited(rank, 0, None, expected, tail=reason)
-                current.put(RankDeath(exited))
+                current.put(RankDeath(exited, output_follows=False))
         return bool(under_way)
 
     def end(self, reason: str) -> None:

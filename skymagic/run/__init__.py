@@ -2,13 +2,12 @@
 
 The data flow of a run::
 
-    Pool.run ── RunSpec ──▶ RankEngine.submit ── order and source (`wire.order`) ──▶ ranks
-                                                                                  │
-    Report ◀── RunLoop ◀─── Submission.events ◀── outcome, by ipyparallel ────────┤
-                                   ▲        ▲ ◀── output, through the agent ──────┘
-                  stop, by SIGINT ─┘        └──── died, from the agent
+    Pool.run ── RunSpec ──▶ Agents.execute ── Request, one for each node ──▶ agents ──▶ ranks
+                                                                                │
+    Report ◀── RunLoop ◀─── Submission.events ◀── output, outcomes and deaths ──┘
+                                   ▲
+                  stop, by SIGINT ─┘
 
-engine      the ipyparallel client: all of ipyparallel on the notebook's side
 interrupt   deferred delivery of SIGINT; a stop signal for other threads
 metrics     numbers that ranks report: a table by step and rank, progress, and reasons for slowness
 state       a run's request to its ranks, its limits, and the state of each rank

@@ -253,8 +253,10 @@ class RunLoop:
             case RankFinished() if not rank.killed:
                 rank.outcome = event.outcome
                 self._stall.hasten(time.monotonic())
-            case RankDeath() if rank.outcome is None:
-                rank.died, rank.died_at = event.exited, time.monotonic()
+            case RankDeath():
+                if rank.outcome is None:
+                    rank.died = event.exited
+                rank.ended = rank.ended or not event.output_follows
         if rank.failed and self.report.unfinished():
             failure = rank.failure
             is_consequence = failure is not None and is_connection_error(
@@ -406,7 +408,7 @@ class RunLoop:
         for number in filter(self._agents.is_away, open_ranks):
             reason = "its node is not connected; it is stopped there once it reconnects"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
-            self.report.ranks[number].died_at = time.monotonic()
+            self.report.ranks[number].ended = True
 
     def _give_up(self) -> None:
         """Treat an agent as lost if it neither reports the end of killed ranks nor answers."""

@@ -16,12 +16,10 @@ from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.queries import Stack, StackFrame
 from skymagic.wire.values import PackedValue
 
-DEAD_OUTPUT_TIMEOUT = 1.0
-"""Seconds to wait for the last output of a rank that has died."""
 LOST_OUTPUT_TIMEOUT = 10.0
 """Seconds without news to wait for the last output of a rank whose cell is over.
 
-The output arrives at once unless the rank's agent is gone.
+Its agent always sends an end, and a lost agent is known: only one that hangs takes this long.
 """
 
 
@@ -103,7 +101,6 @@ class RankRun:
     ended: bool = False
     """True if the rank's output is complete."""
     died: wire.RankExited | None = None
-    died_at: float = 0.0
     stopped: bool = False
     """True if it was interrupted or released after another rank's failure, a timeout or a stop."""
     killed: bool = False
@@ -132,11 +129,7 @@ class RankRun:
         """
         if self.ended or not self.over:
             return None
-        return (
-            self.died_at + DEAD_OUTPUT_TIMEOUT
-            if self.died
-            else self.last_event_at + LOST_OUTPUT_TIMEOUT
-        )
+        return self.last_event_at + LOST_OUTPUT_TIMEOUT
 
     @property
     def stopped_at(self) -> Sequence[StackFrame]:

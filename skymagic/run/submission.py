@@ -48,6 +48,8 @@ class RankDeath:
     """A rank's process or node is gone."""
 
     exited: RankExited
+    output_follows: bool = True
+    """True if the rank's agent still sends the end of its output."""
 
     @property
     def rank(self) -> int:

@@ -18,7 +18,7 @@ Reader = Callable[[Any], Any]
 JsonObject = dict[str, Any]
 """An object of JSON with contents that skymagic passes on and does not define.
 
-For MIME bundles and headers of Jupyter, connection files of ipyparallel, notebooks, and options of
+For MIME bundles and headers of Jupyter, notebooks, and options of
 plugins. What skymagic's own processes say to each other has a dataclass instead.
 """
 

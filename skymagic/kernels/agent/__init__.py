@@ -2,19 +2,19 @@
 
     notebook   ◀── link: messages of wire.agent ──▶  Agent   one event loop, one thread
     forkserver ◀── RankSpec with descriptors; RankForked, ChildExited ──▶  Ranks
-    rank       ◀── control socket: Request, Offer, Published ── Ranks
-    rank       ─── control socket: Reply, BeginOutput, Publish, EndOutput ──▶ Ranks
-    rank       ─── stdout, stderr: pipes ──▶  OutputFilter ──▶ its log, and iopub (token bucket)
+    rank       ◀── control socket: Request, RankRequest, Published ── Ranks
+    rank       ─── control socket: BeginOutput, Publish, EndOutput, OrderFinished ──▶ Ranks
+    rank       ─── stdout, stderr: pipes ──▶  OutputFilter ──▶ its log, and Uplink (token bucket)
 
 agent          the process: the link to the notebook and the dispatch of its messages
 ranks          all ranks of the node: start, watch, replace and end them
-readers        requests of the notebook and of log readers, and where the output of ranks is sent
+readers        requests of the notebook and of log readers, and what a notebook is told of ranks
+uplink         writes that never block: control before output, and output as there is credit
 directories    folders on disk, the sweep of abandoned ones, and the agent's public record
-children       owners of the two child processes, controller and forkserver
-controller     entry point of ipyparallel's controller
+children       owner of the child process, the forkserver
 forkserver     entry point of the forkserver, which also ends processes that ranks leave behind
 discovery      find the addresses by which the nodes reach each other
-output         the output of a rank: pipes → complete log → text for the screen → iopub
+output         the output of a rank: pipes → complete log → text for the screen → uplink
 replay_buffer  bounded buffers of output and metrics for a notebook that is away or takes over
 logs           log files of ranks: bounded, read and followed, with the position of each run
 ending         unrequested ends: signals (after ranks' hooks), EC2 notices, runs without a notebook

@@ -11,7 +11,7 @@ address belongs to another machine.
     others   → head      connect; a nonce
     others   ← head      its HMAC with the secret; the head closes
     others   → notebook  ProbeReply: candidates that answered, each with this node's source address
-    notebook → head      StartController: the selected address
+    notebook → head      HeadAddress: the selected address
     notebook → all       ListenForProbes: each node listens at its own address, for liveness checks
 """
 

@@ -26,6 +26,7 @@ from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
+from skymagic.wire.output import OutputComplete
 from skymagic.wire.queries import ThreadUsage
 
 logger = logging.getLogger(__name__)
@@ -249,12 +250,15 @@ class Ranks:
     # -- requests ----------------------------------------------------------------------------------
 
     def execute(self, message: wire.Request) -> None:
-        """Pass a request on to its ranks; ranks that are gone were reported already."""
+        """Pass a request on to its ranks."""
         line = wire.encode(message)
         for number in message.ranks:
-            if (rank := self.running.get(number)) is not None:
-                rank.request, rank.finished = message.request, None
-                rank.send_line(line)
+            rank = self.running.get(number)
+            if rank is None:  # its end was reported already; nothing else will come from it
+                self._show(OutputComplete(number, request=message.request))
+                continue
+            rank.request, rank.finished = message.request, None
+            rank.send_line(line)
         logger.debug("request for ranks: request=%s ranks=%s", message.request, message.ranks)
 
     def follow(self, message: wire.Follow) -> None:
@@ -265,9 +269,7 @@ class Ranks:
         """
         for number, shown in message.shown.items():
             rank = self.running.get(number) or self.dead.get(number, (None, None))[1]
-            if rank is None:
-                continue
-            if rank.request != message.request:
+            if rank is None or rank.request != message.request:
                 self._send(wire.RequestUnknown(number, message.request))
                 continue
             # else its output has not begun, and will be sent as it comes
@@ -410,6 +412,9 @@ class Ranks:
             self._replaced.pop(pid, None)
             return
         rank.output.end(time.monotonic())
+        # race: it died before it began to carry out its request, whose run waits for this end
+        if rank.request and rank.output.screen.request != rank.request:
+            self._show(OutputComplete(rank.number, request=rank.request))
         self._lifetime.end(rank.number, time.monotonic())
         # the kernel's counters tell an out-of-memory kill from any other SIGKILL
         before, self._oom_kills = self._oom_kills, oom_kills()

@@ -120,7 +120,7 @@ class DisplayBuffer:
         self.missed = 0
 
     def add(self, display: OutputDisplay) -> None:
-        """Keep a display that would have gone to iopub."""
+        """Keep a display that would have been shown."""
         if display.kind == "clear_output":
             self._kept.clear()
         ident = display.display_id

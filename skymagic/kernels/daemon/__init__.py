@@ -7,8 +7,7 @@ Only the first two processes belong to the login::
                      daemon            leads a session (setsid), holds no descriptor of the login
                        │ os.fork        with all modules imported already
                      agent             leads another session; its standard streams are pipes
-                       ├ os.fork ────── forkserver ─ os.fork ─ ranks
-                       └ on the head ── ipyparallel's controller
+                       └ os.fork ────── forkserver ─ os.fork ─ ranks
 
 This is half of a classic double fork: the daemon leads its session and so could get a terminal, but
 never opens one. When attach ends, init (or a subreaper) adopts the daemon. Each attach process
