@@ -35,7 +35,7 @@ from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire import debug_log
-from skymagic.wire.order import Order, RunCell
+from skymagic.wire.order import LONGEST_SOURCE, SOURCE_NAME, Order, RunCell
 from skymagic.wire.outcome import RECALL, Recollection
 from skymagic.wire.session.frames import REPLACED
 
@@ -99,6 +99,9 @@ class PoolRuns:
                 screen.note(f"[{note}]\n")
             with self.counted():
                 started = time.monotonic()
+                if self._status.plan.remote and len(spec.source) > LONGEST_SOURCE:
+                    extra = {**spec.extra, SOURCE_NAME: spec.source}
+                    spec = replace(spec, source="", extra=extra)
                 manifest = self._prepare(spec, screen, stop)
                 spec.taken()
                 ship_seconds = time.monotonic() - started
@@ -171,7 +174,7 @@ class PoolRuns:
     def _ends_with_pool(self) -> Iterator[None]:
         """Turn errors inside the block into PoolError if the pool was ended meanwhile.
 
-        Such errors come from a closed store or engine, or from a state that allows nothing any
+        Such errors come from a closed store, or from a state that allows nothing any
         more.
         """
         try:

@@ -27,6 +27,12 @@ from skymagic.wire.values import BindOrder
 FUNCTION_NAME = "_sky_call"
 """Name under which the function of a call travels; the line that calls it is not the user's code.
 """
+SOURCE_NAME = "_sky_source"
+"""Temporary variable with the source of a long cell, which travels as a value does: once to the
+nodes, and from there from node to node.
+"""
+LONGEST_SOURCE = 64 << 10
+"""Characters of a cell's source that travel in its request, to each node from the notebook."""
 # A key among the variables that come back. It contains blanks, so no variable can have this name.
 LAST_VALUE = "the value of the last expression"
 ON_GPU = "on its GPU"

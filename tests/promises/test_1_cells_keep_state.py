@@ -49,6 +49,17 @@ def test_a_cell_that_is_not_python_is_refused_before_anything_runs(pool: Noteboo
     assert seen(pool, "touched") == [0, 0]
 
 
+def test_a_long_cell_runs_whole_and_its_errors_name_its_lines(pool: Notebook) -> None:
+    filler = f"# {'x' * 98}\n" * 2_000
+    pool.run(f"%%sky_broadcast -o long\n{filler}rank + 7")
+    assert pool.value("long") == [7, 8]
+    error = pool.fail(f"%%sky_broadcast\n{filler}raise KeyError('at the end')")
+    assert error.ename == "KeyError"
+    assert "2001" in error.text
+    assert pool.value("'_sky_source' in globals()") is False
+    assert seen(pool, "'_sky_source' in globals()") == [False, False]
+
+
 def test_ranks_know_their_place(pool: Notebook) -> None:
     cell = "info = sky.instance_info()\n(info.rank, info.world_size, info.node, info.total_nodes, os.environ['RANK'], os.environ['WORLD_SIZE'])"
     assert seen(pool, cell) == [(0, 2, 0, 2, "0", "2"), (1, 2, 1, 2, "1", "2")]

@@ -39,7 +39,16 @@ from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, Debug, Lend, Order, Rejoin, RunCell
+from skymagic.wire.order import (
+    LAST_VALUE,
+    NOT_DEFINED,
+    SOURCE_NAME,
+    Debug,
+    Lend,
+    Order,
+    Rejoin,
+    RunCell,
+)
 from skymagic.wire.outcome import Failure, Outcome, Recollection
 from skymagic.wire.processes import UNFIT
 from skymagic.wire.typed import JsonObject, plain
@@ -292,6 +301,7 @@ class RankKernel(IPythonKernel):
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.shown)
             bound = True
+            source = self.shell.user_ns.pop(SOURCE_NAME, source)
             logger.debug("variables are bound: run=%s", order.run)
             outcome = await self._run(order, source)
         except BindError as problem:
