@@ -93,7 +93,7 @@ class Agents(AgentRequests):
         Nodes that are gone are in `gone`.
 
         Raises:
-            ProvisionError: the head is gone, or a node does not answer within `timeout` seconds.
+            ProvisionError: all nodes are gone, or one does not answer within `timeout` seconds.
         """
         self._node_specs = tuple(agents)
         logger.info("attaching to agents: pool=%s nodes=%s", self.pool, len(agents))
@@ -114,7 +114,7 @@ class Agents(AgentRequests):
         A rank is ready, failed, or ended.
 
         Args:
-            partly: True if nodes other than the head may be gone.
+            partly: True if some nodes may be gone, but not all.
 
         Raises:
             ProvisionError: a node is gone, or does not answer within `timeout` seconds.

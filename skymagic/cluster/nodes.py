@@ -190,7 +190,7 @@ class States:
     def _wait_known(self, timeout: float, partly: bool) -> None:
         """Wait until all agents have reported their ranks.
 
-        With `partly`, nodes other than the head may be gone.
+        With `partly`, some nodes may be gone, but not all.
 
         Raises:
             ProvisionError: not all have reported within `timeout` seconds, or one cannot any more.
@@ -200,27 +200,22 @@ class States:
             settled = all(
                 state.ready or state.failed or state.exited for state in self.ranks.values()
             )
-            return (
-                settled
-                and len({*self.started, *self.gone}) == len(self.nodes)
-                and 0 not in self.gone
-            )
+            return settled and len({*self.started, *self.gone}) == len(self.nodes)
 
         def hopeless() -> bool:
-            return 0 in self.gone if partly else self._trouble is not None
+            return len(self.gone) == len(self.nodes) if partly else self._trouble is not None
 
         with self._changed:
             self._changed.wait_for(lambda: known() or hopeless(), timeout)
-            if not known():
+            if not known() or (partly and hopeless()):
                 silent = [
                     node.name
                     for node in self.nodes
                     if node.index not in {*self.started, *self.gone}
                 ]
                 slow = f"{', '.join(silent) or 'the ranks'} did not answer within {timeout:.0f} s"
-                raise ProvisionError(
-                    self.gone.get(0) or (self._trouble if hopeless() else None) or slow
-                )
+                gone = "; ".join(dict.fromkeys(self.gone.values()))
+                raise ProvisionError(gone or (self._trouble if hopeless() else None) or slow)
             self._trouble = None  # left over from nodes that are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:

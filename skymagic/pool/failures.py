@@ -109,14 +109,9 @@ class Replacement:
             thread.join(CLOSE_SECONDS)
 
     def _ranks(self) -> list[int]:
-        """List the ranks that wait for a machine.
-
-        These are all ranks if the head, which runs the controller, is lost.
-        """
+        """List the ranks that wait for a machine."""
         with self._lock:
             lost = sorted(self.lost)
-        if 0 in lost:
-            return list(range(self._status.world_size))
         return [rank for index in lost for rank in self._resources.agents.ranks_of(index)]
 
     def _names(self) -> str:
@@ -259,13 +254,13 @@ class AgentEvents:
             index,
             reason.partition("\n")[0],
         )
-        # without the head, which runs the controller, all ranks are unreachable
-        ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
-        status.move(PoolEvent.DEGRADE if index else PoolEvent.LOSE)
-        if index:
-            self._resources.lose_node(index)
+        agents = self._resources.agents
+        ranks = agents.ranks_of(index)
+        is_last = len(agents.gone) == len(agents.nodes)
+        status.move(PoolEvent.LOSE if is_last else PoolEvent.DEGRADE)
+        self._resources.lose_node(index)
         replaced = self._replacement.begin(index)
-        if index or replaced:
+        if not is_last or replaced:
             their = verb_form(len(ranks), "its", "their")
             what = f"{rank_words(ranks)} and {their} variables are lost"
             then = suggest_without_ranks(ranks, status.world_size, replaced=replaced)

@@ -144,22 +144,6 @@ def suggest_after_loss(name: str) -> str:
     )
 
 
-def suggest_without_head(job_id: str, pools: Sequence[str], remote: bool) -> str:
-    """Suggest what to do with a pool whose head is gone, in a notebook that cannot attach to it.
-
-    Args:
-        pools: names of the pool's other machines.
-        remote: True if the machines are reached by name.
-    """
-    loss = (
-        "its ranks are reached through that machine: their variables and uncollected results are "
-        "lost"
-    )
-    hosts = f" --hosts {','.join(pools)}" if remote else ""
-    ends = f"; %sky_down {job_id}{hosts} ends what is left on {', '.join(pools)}" if pools else ""
-    return f"{loss}{ends}; recreate the pool with %sky_pool"
-
-
 def suggest_without_ranks(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
     """Suggest what to do when the machines of these ranks are gone, in one line for a note.
 

@@ -185,8 +185,13 @@ class Recovery:
         logger.info("ranks are restarted: pool=%s ranks=%s", self._status.name, selected)
         if slow_start.give_up_slow_nodes(self._resources, selected):
             self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
-        self._replace({*selected, *self._resources.revive()})
+        is_head_new = 0 in self._resources.agents.gone
+        revived = self._resources.revive()
+        if is_head_new:  # the others learn of its port
+            self._infos = self._resources.reshape()
+        self._replace({*selected, *revived})
         self._wait_until_back()
+        self._infos = {}
         if (problem := self._take_problem()) is not None:
             raise PoolError(
                 f"the ranks did not come back: {problem}", code="ranks-not-back"
@@ -320,10 +325,9 @@ class Recovery:
             )
             self._fresh = None
             self._problem = problem
-            # without the head, which runs the controller, all ranks are unreachable
-            self._status.move(
-                PoolEvent.LOSE if 0 in self._resources.agents.gone else PoolEvent.DEGRADE
-            )
+            agents = self._resources.agents
+            is_lost = len(agents.gone) == len(agents.nodes)
+            self._status.move(PoolEvent.LOSE if is_lost else PoolEvent.DEGRADE)
         else:
             self._status.move(PoolEvent.RECOVERED)
 

@@ -179,6 +179,8 @@ class PoolResources:
     """Seconds without the notebook after which agents on other machines end everything."""
     _agents: Agents | None = None
     _shipper: Shipper | None = None
+    _head_port: int = 0
+    """A free port on the head, for process groups that the user's code creates."""
 
     @property
     def agents(self) -> Agents:
@@ -219,7 +221,8 @@ class PoolResources:
 
         say(passing_step("starting the forkservers"))
         nodes = agents.meet(START_TIMEOUT)
-        agents.order(rank_specs(status, nodes, agents.started[0].port))
+        self._head_port = agents.started[0].port
+        agents.order(rank_specs(status, nodes, self._head_port))
         names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
         if names:
             say(passing_step(f"importing {names}"))
@@ -239,6 +242,7 @@ class PoolResources:
         """
         status = self._status
         agents = self._agents = connect(nodes)
+        self._head_port = port
         ranks = rank_specs(status, nodes, port)
         agents.attach(
             agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT
@@ -263,7 +267,7 @@ class PoolResources:
         """
         before, after = len(self.agents.ranks), self._status.world_size
         self.agents.signal(range(after, before), signal.SIGKILL)
-        ranks = rank_specs(self._status, self.agents.nodes, self.agents.started[0].port)
+        ranks = rank_specs(self._status, self.agents.nodes, self._head_port)
         self.agents.reshape(ranks, START_TIMEOUT)
         self.forget(range(after, before))
         return {rank: ranks[rank][1].info for rank in range(min(before, after))}
@@ -297,6 +301,7 @@ class PoolResources:
             for index in lost:
                 store.regain(self.agents.nodes[index])
         if 0 in lost:
+            self._head_port = self.agents.started[0].port
             self._move_store(old_head)
         return ranks
 

@@ -455,14 +455,14 @@ class Attaching:
     ) -> list[UnfinishedRun]:
         """Attach to the pool; a failure leaves everything as it was.
 
-        Nodes other than the head may be gone; their ranks are lost.
+        Some nodes may be gone, but not all; their ranks are lost.
 
         Returns:
             The runs that the user must be informed of, the oldest first.
 
         Raises:
-            ProvisionError: the head is gone, a node does not answer, or another notebook attaches
-                too.
+            ProvisionError: all nodes are gone, a node does not answer, or another notebook
+                attaches too.
         """
         met_nodes = [
             replace(node, address=address, hostname=hostname)
@@ -474,17 +474,15 @@ class Attaching:
             agents = self._resources.agents
             answers = agents.ask(range(self._status.world_size), RECALL, RECALL_TIMEOUT)
             kept = {rank: recalled or Recollection() for rank, recalled in answers.items()}
-            if refusals := [
-                reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
-            ]:
+            if refusals := [reason for reason in agents.gone.values() if REPLACED in reason]:
                 raise ProvisionError(refusals[0])
         except BaseException as problem:
             self._resources.leave()
             self._status.move(PoolEvent.STOPPED)
-            if isinstance(problem, ProvisionError) and self._head_lost():
+            if isinstance(problem, ProvisionError) and self._all_lost():
                 raise ProvisionError(
-                    f"{problem}; "
-                    f"{messages.suggest_without_head(self._status.job_id, [item.name for item in met_nodes[1:]], not self._status.plan.region)}"
+                    f"{problem}; the ranks' variables and uncollected results are lost; recreate "
+                    "the pool with %sky_pool"
                 ) from problem
             raise
         self._status.move(PoolEvent.STARTED)
@@ -514,9 +512,12 @@ class Attaching:
             self._recovery.begin(dead_ranks)
         return unfinished
 
-    def _head_lost(self) -> bool:
-        gone = self._resources.agents.gone if self._resources.started else {}
-        return 0 in gone and not any(REPLACED in reason for reason in gone.values())
+    def _all_lost(self) -> bool:
+        if not self._resources.started:
+            return False
+        agents = self._resources.agents
+        is_taken = any(REPLACED in reason for reason in agents.gone.values())
+        return len(agents.gone) == len(agents.nodes) and not is_taken
 
 
 def unfinished_runs(kept: Mapping[int, Recollection]) -> list[UnfinishedRun]:

@@ -44,7 +44,10 @@ class State(Enum):
         "ranks are being started again, or their process group is being built again",
     )
     DEGRADED = "degraded", "some ranks are gone and did not come back"
-    LOST = "lost", "the agent of its first machine is gone or out of reach, and with it all ranks"
+    LOST = (
+        "lost",
+        "the agents of all its machines are gone or out of reach, and with them all ranks",
+    )
     STOPPING = "stopping", "ranks are being ended and machines released"
     STOPPED = "stopped", "nothing of it is left running"
 
