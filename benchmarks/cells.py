@@ -72,7 +72,7 @@ def figures() -> Iterator[Figure]:
         "ms",
         median(theirs),
         "%%px",
-        limit=1.2,
+        limit=0.42,
         relative=True,
     )
     yield Figure("empty cell, slowest", max(ours), "ms", max(theirs), "%%px")
@@ -83,6 +83,6 @@ def figures() -> Iterator[Figure]:
         "ms",
         median(theirs),
         "%%px",
-        limit=1.0,
+        limit=0.42,
         relative=True,
     )

@@ -25,7 +25,6 @@ from skymagic.kernels.fork import end_with_parent  # noqa: E402
 PARTS = (
     "start",
     "cells",
-    "encryption",
     "report",
     "view",
     "tasks",

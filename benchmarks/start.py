@@ -17,6 +17,32 @@ pool = cluster.start({RANKS})
 print("seconds", time.perf_counter() - begun)
 pool.close()
 """
+FOOTPRINT = f"""{NOTEBOOK}
+import psutil
+from benchmarks import cluster
+begun = time.perf_counter()
+pool = cluster.start(64, agreed=True)
+took = time.perf_counter() - begun
+pool.close()
+pool = cluster.start(16)
+cluster.run(pool, "pass")
+ranks = [psutil.Process(state.pid) for state in pool.agents.ranks.values()]
+family = psutil.Process().children(recursive=True)
+def used():
+    return sum(sum(process.cpu_times()[:2]) for process in family)
+before = used()
+time.sleep(5)
+idle = (used() - before) / 5
+def middle(values):
+    return sorted(values)[len(values) // 2]
+print("start_of_64_ranks", took)
+print("memory_of_a_rank,_of_16", middle([one.memory_full_info().pss / 1e6 for one in ranks]))
+print("threads_of_a_rank", middle([one.num_threads() for one in ranks]))
+print("descriptors_of_a_rank", middle([one.num_fds() for one in ranks]))
+print("TCP_sockets_of_the_pool's_processes", sum(len(one.net_connections("tcp")) for one in family))
+print("processor_time_of_an_idle_pool,_a_second", 1000 * idle)
+pool.close()
+"""
 IPYPARALLEL = f"""{NOTEBOOK}
 import logging
 import ipyparallel as ipp
@@ -58,9 +84,19 @@ def figures() -> Iterator[Figure]:
         median(ours),
         peer=median(theirs),
         who="ipyparallel",
-        limit=0.45,
+        limit=0.2,
         relative=True,
     )
+    found = peers.python(FOOTPRINT)
+    for what, unit, limit in (
+        ("start of 64 ranks", "s", None),
+        ("memory of a rank, of 16", "MB", 16.0),
+        ("threads of a rank", "", 3),
+        ("descriptors of a rank", "", None),
+        ("TCP sockets of the pool's processes", "", 0),
+        ("processor time of an idle pool, a second", "ms", 1.0),
+    ):
+        yield Figure(f"  … {what}", found.number(what.replace(" ", "_")), unit, limit=limit)
     say(f"{RANKS} ranks and a first all_reduce: ours, torchrun")
     reduced: list[float] = []
 

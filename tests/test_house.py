@@ -19,6 +19,8 @@ MOST_ENTRIES = 20
 
 # Only these may import a library, wherever in the file.
 ONLY_IN = {
+    # installed for the benchmarks
+    "ipyparallel": (),
     "paramiko": ("ssh",),
     "boto3": ("providers.aws",),
     "botocore": ("providers.aws",),
