@@ -91,7 +91,7 @@ def figures() -> Iterator[Figure]:
     for what, unit, limit in (
         ("start of 64 ranks", "s", None),
         ("memory of a rank, of 16", "MB", 16.0),
-        ("threads of a rank", "", 3),
+        ("threads of a rank", "", 4),
         ("descriptors of a rank", "", None),
         ("TCP sockets of the pool's processes", "", 0),
         ("processor time of an idle pool, a second", "ms", 1.0),

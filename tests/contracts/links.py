@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -160,13 +160,21 @@ class Daemon(Link):
         way: how the node is reached, and how that is cut.
         name: of a daemon that runs already; a new one by default.
         secret: of that daemon.
+        program: what runs in the place of the agent; empty for the agent itself.
     """
 
-    def __init__(self, way: Way, name: str = "", secret: str = "") -> None:
+    def __init__(
+        self,
+        way: Way,
+        name: str = "",
+        secret: str = "",
+        program: Sequence[str] = (sys.executable, "-c", ECHO),
+    ) -> None:
         self.way, self.name = way, name or f"test-{secrets.token_hex(6)}"
+        self.program = program
         self.secret = secret or secrets.token_hex(16)
         self.states: queue.Queue[str] = queue.Queue()
-        command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", self.name, sys.executable, "-c", ECHO]  # fmt: skip
+        command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", self.name, *program]
         self._tunnel = Tunnel(
             lambda: way.start(command),
             state=self.states.put,
@@ -203,9 +211,13 @@ class Daemon(Link):
     def close(self) -> None:
         self._tunnel.close()
 
+    def leave(self) -> None:
+        """Close it without a word, as a notebook that is killed does."""
+        self._tunnel.leave()
+
     def another(self, secret: str) -> Daemon:
         """The link of another notebook to the same daemon."""
-        return Daemon(self.way, self.name, secret)
+        return Daemon(self.way, self.name, secret, self.program)
 
 
 @dataclass(frozen=True)
@@ -227,16 +239,23 @@ def in_process(folder: Path) -> Iterator[Callable[[], Link]]:
     yield Loops
 
 
+def cut_child() -> None:
+    """Kill what attaches this process to daemons of this machine."""
+    for child in psutil.Process().children():
+        if "skymagic.kernels.daemon.attach" in cmdline(child):
+            child.kill()
+
+
 @contextmanager
 def to_child(folder: Path) -> Iterator[Callable[[], Daemon]]:
     """Links to daemons of this machine, over pipes."""
+    yield lambda: Daemon(Way(ChildTransport, cut_child))
 
-    def cut() -> None:
-        for child in psutil.Process().children():
-            if "skymagic.kernels.daemon.attach" in cmdline(child):
-                child.kill()
 
-    yield lambda: Daemon(Way(ChildTransport, cut))
+@contextmanager
+def to_agent(folder: Path) -> Iterator[Callable[[], Daemon]]:
+    """As `to_child`, to daemons that keep an agent."""
+    yield lambda: Daemon(Way(ChildTransport, cut_child), program=())
 
 
 @contextmanager
