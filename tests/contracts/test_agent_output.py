@@ -30,7 +30,7 @@ number = 0
 while not os.path.exists({gate!r}):
     print(number, "x" * (number % 300), flush=True)
     number += 1
-    time.sleep(0.001)
+    time.sleep(0.01)
 print("end", number)
 """
 REQUEST = "run-1"

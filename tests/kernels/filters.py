@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from skymagic.kernels.agent.logs import RankLog, Spans
 from skymagic.kernels.agent.output import OutputFilter, RankScreen
@@ -15,7 +14,7 @@ def output_filter(
     rank: int,
     log: Path,
     pipes: dict[str, int],
-    send: Callable[[dict[str, Any], Output], None] = lambda parent, output: None,
+    send: Callable[[Output], None] = lambda output: None,
     *,
     tell: Callable[[str], None] = print,
     spans: Spans | None = None,

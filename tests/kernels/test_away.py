@@ -84,19 +84,19 @@ def test_what_is_cleared_is_not_kept() -> None:
 def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
     sent: list[Output] = []
     reader, writer = os.pipe()
-    output = output_filter(
-        0, tmp_path / "log", {"stdout": reader}, lambda _, output: sent.append(output)
-    )
-    output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, sent.append)
+    output.begin(BeginOutput(0, "run-1", True, 1000, 1), 0.0)
     output.screen.detach()
     for number in range(MAX_DISPLAYS + 5):
         output.publish(Publish(0, "display_data", display(str(number)).content), 0.0)
     assert sent == []
     output.screen.attach()
-    assert sent[0] == OutputMissed(0, 5, seq=1)
+    assert replace(sent[0], cost=0) == OutputMissed(0, 5, seq=1, request="run-1")
     assert [type(output) for output in sent[1:]] == [OutputDisplay] * MAX_DISPLAYS
     output.publish(Publish(0, "display_data", display("now").content), 0.0)
-    assert sent[-1] == replace(display("now"), seq=MAX_DISPLAYS + 2)
+    assert replace(sent[-1], cost=0) == replace(
+        display("now"), seq=MAX_DISPLAYS + 2, request="run-1"
+    )
     os.close(writer)
     output.close()
 
@@ -106,11 +106,12 @@ def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
     """A notebook that has seen it may have been killed before it had the values: the next one asks for them upon it."""
     told: list[Output] = []
     reader, writer = os.pipe()
-    output = output_filter(0, tmp_path / "log", {"stdout": reader})
-    output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, told.append)
+    output.begin(BeginOutput(0, "run-1", True, 1000, 1), 0.0)
     output.publish(Publish(0, "display_data", display("1").content), 0.0)
     output.end(0.0)
-    output.screen.follow(shown, told.append)
+    told.clear()
+    output.screen.follow(shown)
     assert [type(output) for output in told] == [OutputDisplay, OutputComplete][min(shown, 1) :]
     os.close(writer)
     output.close()
@@ -121,10 +122,8 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
     sent: list[Output] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    output = output_filter(
-        0, tmp_path / "log", {"stdout": reader}, lambda _, output: sent.append(output)
-    )
-    output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, sent.append)
+    output.begin(BeginOutput(0, "run-1", True, 1_000_000, 1), 0.0)
     output.screen.detach()
     tracemalloc.start()
     try:

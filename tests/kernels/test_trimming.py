@@ -26,7 +26,7 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     output = output_filter(3, log, {"stdout": reader}, tell=told.append, spans=spans, limit=LIMIT)
     runs = {1: range(100), 2: range(100, 40_000), 3: range(40_000, 40_100)}
     for run, lines in runs.items():
-        output.begin(BeginOutput(3, {}, False, 1, 7, run), 0.0)
+        output.begin(BeginOutput(3, f"run-{run}", False, 1, 7, run), 0.0)
         for start in range(lines.start, lines.stop, 100):
             os.write(writer, "".join(map(LINE.format, lines[start - lines.start :][:100])).encode())
             output.drain(0.0)

@@ -49,7 +49,7 @@ def test_hang_death_and_lost_node_are_found_in_order(tmp_path: Path) -> None:
         r"\[notebook\] \S+ INFO pool\.status: pool is starting: pool=lab job=lab-",
         r"\[node 1 daemon\] .* daemon serves its first notebook: .*pool=lab node=1",
         r"\[node 1 agent\] .* rank forked: rank=1 pid=\d+ pool=lab node=1",
-        r"\[node 1 rank-1\] .* rank is registered and ready .*pool=lab node=1 rank=1",
+        r"\[node 1 rank-1\] .* rank is ready for cells .*pool=lab node=1 rank=1",
         r"\[notebook\] .* pool is ready: pool=lab",
         r"\[notebook\] .* run begins: pool=lab run=2 ",
         r"\[node 1 rank-1\] .* order begins: kind=RunCell run=2 .*pool=lab node=1 rank=1",

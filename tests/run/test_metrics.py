@@ -285,11 +285,11 @@ def reported(outputs: list[Output]) -> list[tuple[float, float]]:
 
 def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
     sent: list[Output] = []
-    output = output_filter(3, tmp_path / "log", {}, lambda parent, output: sent.append(output))
+    output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:
         output.screen.report(Reported(3, loop("loss", range(1))))
         assert sent == [], "between cells it is nobody's"
-        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
         output.screen.detach()
         for step in range(3):
             output.screen.report(Reported(3, loop("loss", range(step, step + 1))))
@@ -308,9 +308,9 @@ def test_dropped_numbers_are_counted_on_return(
 ) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 3200)
     sent: list[Output] = []
-    output = output_filter(3, tmp_path / "log", {}, lambda parent, output: sent.append(output))
+    output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:
-        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
         output.screen.detach()
         output.screen.report(Reported(3, loop("loss", range(1300))))
         output.screen.attach()
@@ -325,11 +325,11 @@ def test_dropped_numbers_are_counted_on_return(
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
     sent: list[Output] = []
-    output = output_filter(3, tmp_path / "log", {})
+    output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:
-        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
         output.screen.report(Reported(3, loop("loss", range(9))))
-        output.begin(BeginOutput(3, {"msg_id": "2"}, False, 100), 1.0)
+        output.begin(BeginOutput(3, "run-2", False, 100), 1.0)
         output.screen.report(
             Reported(3, loop("loss", range(1)))
         )  # while the first notebook was there
@@ -339,15 +339,16 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
         output.screen.report(
             Reported(3, loop("loss", range(2, 3)))
         )  # as the second has not asked yet
-        output.screen.follow(0, lambda output: None)  # it is killed
+        output.screen.follow(0)  # it is killed
         output.screen.detach()
         output.screen.report(Reported(3, loop("loss", range(3, 4))))
         output.screen.replaced()
-        output.screen.follow(0, sent.append)
+        sent.clear()
+        output.screen.follow(0)
         output.screen.report(Reported(3, loop("loss", range(4, 5))))
         output.end(2.0)
         told = len(sent)
-        output.screen.follow(0, sent.append)  # it had ended meanwhile
+        output.screen.follow(0)  # it had ended meanwhile
     finally:
         output.close()
     for contents in (sent[:told], sent[told:]):

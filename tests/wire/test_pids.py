@@ -18,6 +18,7 @@ import pytest
 
 from skymagic.kernels.agent.ranks import Rank
 from skymagic.kernels.daemon import rundir
+from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.store.server import LOCK, exclusive
 from skymagic.wire import processes
 
@@ -73,7 +74,7 @@ def test_the_process_that_is_meant_gets_it(stranger: subprocess.Popen[bytes]) ->
 def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        rank = Rank(0, "ident", ours, output=None)  # type: ignore[arg-type]  # of no interest here
+        rank = Rank(EventLoop(print), 0, "ident", ours, output=None)  # type: ignore[arg-type]  # of no interest here
         rank.pid, rank.started = stranger.pid, processes.started(stranger.pid) - 1
         rank.kill()
     assert lives(stranger)
