@@ -125,7 +125,7 @@ class Agents(AgentRequests):
         self._wait_known(timeout, partly)
 
     def meet(self, timeout: float) -> tuple[Node, ...]:
-        """Find the addresses at which the nodes reach each other, and return the nodes with them.
+        """Find addresses for the traffic between nodes, and return the nodes with them.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.

@@ -214,8 +214,8 @@ class States:
                     if node.index not in {*self.started, *self.gone}
                 ]
                 slow = f"{', '.join(silent) or 'the ranks'} did not answer within {timeout:.0f} s"
-                gone = "; ".join(dict.fromkeys(self.gone.values()))
-                raise ProvisionError(gone or (self._trouble if hopeless() else None) or slow)
+                losses = "; ".join(dict.fromkeys(self.gone.values()))
+                raise ProvisionError(losses or (self._trouble if hopeless() else None) or slow)
             self._trouble = None  # left over from nodes that are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:

@@ -34,11 +34,11 @@ socket* joins an agent and a rank. Messages are encoded by `wire.codec`.
 **Ordering.** A rank carries out its requests in the order in which they arrive. Its output has
 numbers (`Output.seq`), from 1 in each request, arrives in their order, and ends with
 `OutputComplete`. All other messages of an agent arrive in the order in which they were sent, and
-may overtake output. There is no order among ranks.
+may overtake output. Output of different ranks is not ordered.
 
-**Back pressure.** An agent may send output up to a cost of `window` before the notebook has shown
-any of it; each `Credit` allows more. Text is sent in short pieces. So a flood never delays another
-message by more than the window takes on the link. Output that has to wait is bounded
+**Back pressure.** An agent starts with a credit of `window` for output; each `Credit` adds what the
+notebook has shown. Text is sent in short pieces. So a flood never delays another message by more
+than the window takes on the link. Output that has to wait is bounded
 (`kernels.agent.uplink`), and no rank ever waits for a notebook.
 """
 
@@ -97,8 +97,8 @@ class AgentSpec(AgentMessage):
     env: dict[str, str] = field(default_factory=dict)
     """Environment of every process on the node; never logged."""
     address: str | None = "127.0.0.1"
-    """Address at which the other nodes reach this one; None if the nodes look for a common network
-    first, and `HeadAddress` then carries the address of the head.
+    """Address of this node for the other nodes; None if the nodes look for a common network first,
+    and `HeadAddress` then carries the address of the head.
     """
     idle_timeout: float | None = None
     """Seconds without a cell after which the agent ends everything."""
@@ -205,7 +205,7 @@ class Spawn(AgentMessage):
 class Request(AgentMessage):
     """Notebook → agent → ranks: carry out an order.
 
-    There is one message for each node; its agent passes it on to the ranks.
+    Each node gets one message, which its agent passes on to the ranks.
     """
 
     ranks: tuple[int, ...]

@@ -30,7 +30,7 @@ number = 0
 while not os.path.exists({gate!r}):
     print(number, "x" * (number % 300), flush=True)
     number += 1
-    time.sleep(0.01)
+    time.sleep(0.005)
 print("end", number)
 """
 REQUEST = "run-1"
@@ -102,7 +102,7 @@ def test_lines_of_a_rank_arrive_once_whatever_dies(link: Daemon, tmp_path: Path)
 
     with contextlib.ExitStack() as opened:
         for _ in range(EVENTS):
-            for _ in range(moments.randrange(4)):
+            for _ in range(moments.randrange(30)):
                 show(reader.output())
             if moments.random() < DEATHS:
                 reader.link.leave()

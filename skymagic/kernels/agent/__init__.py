@@ -8,8 +8,8 @@
 
 agent          the process: the link to the notebook and the dispatch of its messages
 ranks          all ranks of the node: start, watch, replace and end them
-readers        requests of the notebook and of log readers, and what a notebook is told of ranks
-uplink         writes that never block: control before output, and output as there is credit
+readers        requests of the notebook and of log readers, and the states of ranks for them
+uplink         writes that never block: control before output, and output within its credit
 directories    folders on disk, the sweep of abandoned ones, and the agent's public record
 children       owner of the child process, the forkserver
 forkserver     entry point of the forkserver, which also ends processes that ranks leave behind

@@ -45,7 +45,7 @@ BATCH_SECONDS = 0.01
 A flood of short lines then costs at most a hundred messages a second.
 """
 TEXT_CHARS = 16 << 10
-"""Most characters of a piece of text: whatever comes after it on the link waits for it."""
+"""Most characters of a piece of text, because later messages on the link wait for it."""
 REFILL_SHARE = 0.25
 """Share of the bucket that is refilled each second."""
 

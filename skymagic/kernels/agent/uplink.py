@@ -3,10 +3,10 @@
 Two lanes lead to the notebook::
 
     control   replies, outcomes, ends     unbounded, and always first
-    output    what ranks show             as far as the notebook has granted credit
+    output    text and displays           within the credit that the notebook has granted
 
-Output that there is no credit for waits here, and is bounded for each rank. A rank is never held
-up, and a control message waits at most for the output that is on its way (`wire.agent.window`).
+Output beyond the credit waits here, and is bounded for each rank. A rank is never held up, and a
+control message waits at most for the output in transit (`wire.agent.window`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Writer:
 
     Args:
         descriptor: made non-blocking; closed by its owner, after `close`.
-        next_data: returns the bytes to write next, b"" if there are none.
+        next_data: returns the bytes to write next, or b"".
         lost: called once if the other end is gone.
     """
 
@@ -180,7 +180,7 @@ class Uplink:
         self._credit += cost
 
     def restart(self) -> None:
-        """Begin anew with another notebook, which has granted nothing and wants nothing yet."""
+        """Reset the credit and drop all output, because another notebook has taken over."""
         self._credit = self._window
         self._output.clear()
 
@@ -199,8 +199,8 @@ class Uplink:
         deadline = time.monotonic() + timeout
         self._writer.flush()
         with contextlib.suppress(OSError, ValueError):
-            while self._writer.is_behind and (left := deadline - time.monotonic()) > 0:
-                if select.select([], [self._descriptor], [], left)[1]:
+            while self._writer.is_behind and (remaining := deadline - time.monotonic()) > 0:
+                if select.select([], [self._descriptor], [], remaining)[1]:
                     deadline = time.monotonic() + timeout
                     self._writer.flush()
 

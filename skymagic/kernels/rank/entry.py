@@ -57,9 +57,9 @@ from ipykernel.kernelapp import IPKernelApp  # noqa: E402  # imports the debugge
 
 
 class RankLoop:
-    """A rank's kernel, and the event loop in which it carries out its requests.
+    """Event loop of a rank, which carries out its requests one after another.
 
-    Cells with a top-level ``await`` run on this loop, and tasks that they leave go on between
+    Cells with a top-level ``await`` run on this loop, and tasks that they create continue between
     cells.
     """
 
