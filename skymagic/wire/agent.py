@@ -31,9 +31,9 @@
 The *link* joins notebook and agent (the agent's standard streams, or a tunnel); the *control
 socket* joins an agent and a rank. Messages are encoded by `wire.codec`.
 
-**Ordering.** A rank carries out its requests in the order in which they arrive. Its output has
+**Ordering.** A rank carries out its requests in their order of arrival. Its output has
 numbers (`Output.seq`), from 1 in each request, arrives in their order, and ends with
-`OutputComplete`. All other messages of an agent arrive in the order in which they were sent, and
+`OutputComplete`. All other messages of an agent arrive in the order of sending, and
 may overtake output. Output of different ranks is not ordered.
 
 **Back pressure.** An agent starts with a credit of `window` for output; each `Credit` adds what the

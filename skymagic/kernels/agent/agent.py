@@ -301,7 +301,10 @@ class Agent:
         self._stop_at = time.monotonic()
 
     def _on_link(self) -> None:
-        data = os.read(self._link_in, 1 << 16)
+        try:
+            data = os.read(self._link_in, 1 << 16)
+        except BlockingIOError:  # both ends of the link may be one socket
+            return
         if not data:
             self._link_lost()
         for message in self._decoder.feed(data):

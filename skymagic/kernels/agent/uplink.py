@@ -177,6 +177,8 @@ class Uplink:
 
     def grant(self, cost: int) -> None:
         """Add credit for output that the notebook has shown."""
+        if self._credit <= 0 < self._credit + cost:
+            logger.debug("output is sent again: ranks=%s", list(self._output))
         self._credit += cost
 
     def restart(self) -> None:
@@ -226,4 +228,6 @@ class Uplink:
             del self._output[rank]
             if unsent.pieces:
                 self._output[rank] = unsent
+            if self._credit <= 0:
+                logger.debug("output waits for credit: ranks=%s", list(self._output))
         return b"".join(lines)
