@@ -47,13 +47,13 @@ def lab(count: int, **wan: float) -> Iterator[Machines]:
         yield hosts
 
 
-def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
+def start(hosts: Machines, per_node: int, *plugins: str, defaults: Defaults | None = None) -> Pool:
     """A pool on all of these."""
     request = PoolRequest(
         name=f"bench-{os.getpid()}-{len(registry.pools())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
         python=sys.executable, env=(("OMP_NUM_THREADS", "1"),), plugins=tuple(PluginSpec(name) for name in plugins),
     )  # fmt: skip
-    return ensure(request, {}, Defaults(), lambda text: None)
+    return ensure(request, {}, defaults or Defaults(), lambda text: None)
 
 
 def starts(hosts: Machines) -> Iterator[Figure]:

@@ -11,4 +11,4 @@ from benchmarks.remote_pools import DELAY, empty_cells, lab
 def figures() -> Iterator[Figure]:
     """One pool."""
     with lab(8, delay_ms=DELAY) as hosts:
-        yield from empty_cells(hosts, 8, 250.0)
+        yield from empty_cells(hosts, 8, 140.0)
