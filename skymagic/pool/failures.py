@@ -144,7 +144,7 @@ class Replacement:
 
     def _exchange(self, lost: list[int]) -> None:
         assert self._replace is not None
-        ranks, machines = self._ranks(), self._replace(lost, self._tell, self._stop)
+        machines = self._replace(lost, self._tell, self._stop)
         if not machines or self._stop.is_set():
             return
         logger.info(
@@ -154,6 +154,8 @@ class Replacement:
         self._done()
         with self._lock:
             self.lost.difference_update(machines)
+        agents = self._resources.agents
+        ranks = [rank for index in sorted(machines) for rank in agents.ranks_of(index)]
         names = ", ".join(
             f"node {index} is {machines[index].name} now" for index in sorted(machines)
         )
