@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     left = rundir.find(f"{record.stem}-0")  # a machine that is started anew has an empty /tmp
     assert left is not None
     left.remove()
+    for store in Path("/dev/shm").glob(f"skymagic-{record.stem}-*"):
+        shutil.rmtree(store)
 
 
 def stopped_while_it_attaches(desk: Desk, notebook: Notebook) -> None:
