@@ -64,11 +64,9 @@ def _register_before_ipython_8_6(shell: InteractiveShell) -> None:
     def completions(text: str, offset: int) -> Iterator[completer.Completion]:
         line_start = text.rfind("\n", 0, offset) + 1
         body = text[offset:].partition("\n")[2]
-        completion = complete(text[line_start:offset], shell.user_ns, body)
-        if completion is None:
+        fragment, words = complete(text[line_start:offset], shell.user_ns, body) or ("", [])
+        if not words:
             yield from plain(text, offset)
-            return
-        fragment, words = completion
         for word in words:
             yield completer.Completion(offset - len(fragment), offset, word, type="option")
 

@@ -37,8 +37,9 @@ def number_cells(compiler: Any, raw: Sequence[str] = (), transformed: Sequence[s
         return name
 
     # number 0 is no cell
-    for number, cells in enumerate(zip(raw[1:], transformed[1:], strict=False), start=1):
-        name = compiler.get_code_name(*cells, number)
+    for number, (typed, python) in enumerate(zip(raw[1:], transformed[1:], strict=False), start=1):
+        # IPython's history leaves out the newline at the end
+        name = compiler.get_code_name(typed, f"{python}\n", number)
         if name in linecache.cache:
             numbers[name] = number
             _keep_lines(name)
