@@ -34,7 +34,7 @@ help:
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
-	@echo "make lowest  the quick tests with the oldest versions of what skymagic depends on"
+	@echo "make lowest  the quick and near tests with the oldest versions of what skymagic depends on: Colab's"
 	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/how-to/gpus.md"
 	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  retake the pictures of the docs in JupyterLab (Chromium is needed)"

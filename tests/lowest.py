@@ -1,4 +1,6 @@
-"""The quick tests with the oldest versions that pyproject.toml allows: ``python -m tests.lowest``, in an environment of its own (build/lowest).
+"""The quick and the near tests with the oldest versions that pyproject.toml allows: ``python -m tests.lowest``, in an environment of its own.
+
+It is build/lowest. These versions of Jupyter's packages are Google Colab's, which `pip install skymagic` must not replace.
 
 Only what the package itself depends on is that old; pytest, torch and the other tools are as usual.
 """
@@ -32,7 +34,7 @@ def uv(*words: str) -> str:
 def oldest() -> list[str]:
     """``name==version`` of each dependency at its lower bound."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split(r"[<>=!~ ]", text)[0] for text in declared}
+    names = {re.split(r"[<>=!~ ]", text)[0] for text in declared}  # as uv spells them
     solved = uv(
         "pip",
         "compile",
@@ -54,7 +56,7 @@ def main() -> int:
     pins = ["-c", "constraints.txt", "-c", str(PINS)]
     uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]")
     return subprocess.run(
-        [PYTHON, "-m", "pytest", "-m", "quick", *sys.argv[1:]], cwd=ROOT
+        [PYTHON, "-m", "pytest", "-m", "quick or near", *sys.argv[1:]], cwd=ROOT
     ).returncode
 
 

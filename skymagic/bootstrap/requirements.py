@@ -314,8 +314,8 @@ def _requirement(text: str) -> Requirement | None:
 
 
 RANK_DEPENDENCIES = {
-    "ipykernel": ">=6.29",
-    "ipython": ">=8.18",
+    "ipykernel": ">=6.17.1",
+    "ipython": ">=7.34",
     "cloudpickle": ">=3.1",
     "xxhash": ">=3",
     "packaging": ">=23.2",

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from skymagic.data.capture.numbering import numbers_by_file
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.runtime import rendezvous
 from skymagic.wire.queries import Stack, StackFrame
@@ -66,7 +67,7 @@ def of_main_thread(kernel: Any) -> Stack:
 
 def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[StackFrame]:
     """Describe frames, outermost first, starting at the cell if there is a cell."""
-    cells = getattr(kernel.shell.compile, "_filename_map", {})
+    cells = numbers_by_file(kernel.shell.compile)
     frames = [plain(frame, cells) for frame in stack if not is_internal(frame.f_code.co_filename)]
     start = next((i for i, frame in enumerate(frames) if frame.cell is not None), 0)
     return frames[start:]

@@ -5,13 +5,9 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterator
 
-from IPython.core.completer import (
-    CompletionContext,
-    SimpleCompletion,
-    SimpleMatcherResult,
-    context_matcher,
-)
+from IPython.core import completer
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
@@ -31,16 +27,19 @@ ASSIGNED = re.compile(r"^[ \t]*((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!
 
 def register(shell: InteractiveShell) -> None:
     """Add the matcher to a shell's completer; calling it twice is safe."""
+    if not hasattr(completer, "context_matcher"):
+        _register_before_ipython_8_6(shell)
+        return
 
-    @context_matcher(identifier="skymagic")
-    def skymagic_matcher(context: CompletionContext) -> SimpleMatcherResult:
+    @completer.context_matcher(identifier="skymagic")
+    def skymagic_matcher(context: completer.CompletionContext) -> completer.SimpleMatcherResult:
         body = "\n".join(context.full_text.split("\n")[context.cursor_line + 1 :])
         completion = complete(context.text_until_cursor, shell.user_ns, body)
         if completion is None:
-            return SimpleMatcherResult(completions=[])
+            return completer.SimpleMatcherResult(completions=[])
         fragment, words = completion
-        return SimpleMatcherResult(
-            completions=[SimpleCompletion(text=word, type="option") for word in words],
+        return completer.SimpleMatcherResult(
+            completions=[completer.SimpleCompletion(text=word, type="option") for word in words],
             matched_fragment=fragment,
             suppress=True,
             ordered=True,
@@ -51,6 +50,28 @@ def register(shell: InteractiveShell) -> None:
         matcher for matcher in matchers if getattr(matcher, "matcher_identifier", "") != "skymagic"
     ]
     matchers.append(skymagic_matcher)
+
+
+def _register_before_ipython_8_6(shell: InteractiveShell) -> None:
+    """Complete magic lines in a shell whose matchers know one line and cannot exclude others.
+
+    Google Colab has IPython 7.34.
+    """
+    plain = shell.Completer.completions
+    if getattr(plain, "is_skymagic", False):
+        return
+
+    def completions(text: str, offset: int) -> Iterator[completer.Completion]:
+        line_start = text.rfind("\n", 0, offset) + 1
+        body = text[offset:].partition("\n")[2]
+        fragment, words = complete(text[line_start:offset], shell.user_ns, body) or ("", [])
+        if not words:
+            yield from plain(text, offset)
+        for word in words:
+            yield completer.Completion(offset - len(fragment), offset, word, type="option")
+
+    completions.is_skymagic = True  # type: ignore[attr-defined]
+    shell.Completer.completions = completions
 
 
 def complete(text: str, namespace: Namespace, body: str = "") -> tuple[str, list[str]] | None:

@@ -20,6 +20,7 @@ from skymagic import plugins, providers
 from skymagic.api import costs, debug_logs, disk, logs, notebooks, pool_listing, stopping
 from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
+from skymagic.data.capture.numbering import number_cells
 from skymagic.display import text as display
 from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
@@ -379,6 +380,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     )
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
+    if history := shell.history_manager:
+        number_cells(shell.compile, history.input_hist_raw, history.input_hist_parsed)
+    else:
+        number_cells(shell.compile)
     completion.register(shell)
     transformers.register(shell)
     rendering.register(shell)

@@ -11,6 +11,7 @@ assignments       changes made by the notebook's cells: assigned names, modules,
 registrations     registrations made by cells that do not travel with a class
 class_attributes  attributes that cells set on classes of packages
 settings          process-wide settings of packages that cells make
+numbering         numbers of cells by the names of their files
 executed          nodes that a cell executes: its statements, and functions of the notebook it calls
 imports           module names in source: all that it may import, and those that it requires
 modules           the user's own modules, with the modules they import and their data files

@@ -18,6 +18,7 @@ from pathlib import Path
 from skymagic.data.capture.code import annotated_names, code_names, namespace_keys
 from skymagic.data.capture.dataflow import Flow, Script
 from skymagic.data.capture.imports import imported_names, required_names
+from skymagic.data.capture.numbering import numbers_by_file
 
 
 @dataclass(frozen=True)
@@ -255,5 +256,5 @@ def cell_sources(files: Iterable[str]) -> dict[str, str]:
 def cell_numbers(files: Iterable[str]) -> dict[str, int]:
     """Return the numbers of the cells, by file name."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    numbers: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    numbers = numbers_by_file(getattr(shell, "compile", None))
     return {name: numbers[name] for name in files if name in numbers}

@@ -15,6 +15,7 @@ profiling        torch's profiler around a cell
 gpu              the rank's GPU: attribution of errors, and memory freed after a failure
 missing          the name or file that a failed cell did not find
 tracebacks       an exception's message, its traceback without internal frames, a debugger for it
+ipython7         headings of frames in the tracebacks of IPython 7
 bars             progress bars of libraries as single lines of text
 widgets          displays of widgets as text
 """

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import os
 import runpy
 import sys
 import threading
 import time
+import tokenize
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
@@ -26,8 +28,10 @@ from IPython.core.interactiveshell import ExecutionResult
 from traitlets import Type
 
 from skymagic.data.capture.names import LAST_SHOWN
+from skymagic.data.capture.numbering import number_cells, numbers_by_file
 from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
+from skymagic.kernels.rank.ipython7 import IS_IPYTHON_7, head_frames
 from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
 
@@ -89,7 +93,7 @@ class RankDisplayHook(DisplayHook):
 
         IPython would check its history, which ranks do not keep.
         """
-        return bool(self.semicolon_at_end_of_expression(self.cell))
+        return ends_in_semicolon(self.cell)
 
     def check_for_underscore(self) -> None:
         """Do nothing.
@@ -107,6 +111,23 @@ class RankDisplayHook(DisplayHook):
 
     def set_parent(self, parent: dict[str, Any]) -> None:
         """Ignore the parent: the agent attributes output to requests."""
+
+
+def ends_in_semicolon(cell: str) -> bool:
+    """Return True if a cell's last token is a semicolon, comments left out.
+
+    IPython has a function for it since 8.0 only.
+    """
+    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    try:
+        tokens = [
+            token.string
+            for token in tokenize.generate_tokens(io.StringIO(cell).readline)
+            if token.type not in ignored
+        ]
+    except (tokenize.TokenError, SyntaxError):  # magics need not be Python
+        return False
+    return tokens[-1:] == [";"]
 
 
 class RankDisplayPublisher(DisplayPublisher):
@@ -155,6 +176,9 @@ class RankShell(ZMQInteractiveShell):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
+        number_cells(self.compile)
+        if IS_IPYTHON_7:
+            head_frames(self.InteractiveTB, numbers_by_file(self.compile))
         self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
         self._running_cells = 0  # greater than one while a cell runs another (%%capture, run_cell)
 
@@ -270,7 +294,8 @@ class RankShell(ZMQInteractiveShell):
                     problem, self.compile._filename_map
                 )
         else:
-            kwargs["exception_only"] = False
+            # no frame is IPython's own, which IPython 7 would skip by their number
+            kwargs.update(exception_only=False, tb_offset=0)
             with tracebacks.interrupts_ignored(), tracebacks.own_chain(problem) as hidden:
                 super().showtraceback(
                     (kind, problem, tracebacks.user_frames_and_origin(tb)), *args, **kwargs
@@ -287,6 +312,10 @@ class RankShell(ZMQInteractiveShell):
         """Make cells count as readable sources."""
         super().init_traceback_handlers(custom_exceptions)
         ultratb.get_line_number_of_frame = tracebacks.line_count
+
+    def _update_code_co_name(self, code: Any) -> Any:
+        """Leave ``<module>`` as the name of a cell's own code, which IPython 7 replaces."""
+        return code
 
     def _find_with_lazy_load(self, /, type_: str, magic_name: str) -> Any:
         written = {"line": "%", "cell": "%%"}[type_] + magic_name

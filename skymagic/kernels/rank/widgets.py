@@ -20,8 +20,15 @@ def install() -> None:
     import ipykernel.comm.comm as comms
 
     # ipykernel would send them on a channel without a front end
-    comms.BaseComm.publish_msg = lambda comm, msg_type, *args, **keys: None
+    if hasattr(comms, "BaseComm"):
+        comms.BaseComm.publish_msg = _publish_nothing
+    else:  # ipykernel before 6.18, as in Google Colab
+        comms.Comm._publish_msg = _publish_nothing
     when_imported("ipywidgets.widgets.widget_output", _capture_nothing)
+
+
+def _publish_nothing(comm: Any, msg_type: str, *args: Any, **keys: Any) -> None:
+    """Take the place of a comm's method that sends a message."""
 
 
 def without_widget(content: dict[str, Any]) -> dict[str, Any]:
