@@ -558,6 +558,23 @@ def test_a_call_has_its_line(notebook: Notebook) -> None:
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 
+def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> None:
+    cell = notebook.start(
+        "%%sky_broadcast\nif rank == 1:\n    sum(range(10**12))  # holds the interpreter"
+    )
+    found = buttons(notebook, cell)
+
+    def is_shown(words: str) -> bool:
+        return any(words in str(widget.get("value", "")) for widget in notebook.widgets.values())
+
+    notebook.click(found["where is it?"])
+    notebook.watch(cell, lambda _: is_shown("asking the ranks"))
+    notebook.watch(cell, lambda _: is_shown("native code holds the interpreter"))
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert cell.failure.ename == "RunInterrupted"
+
+
 def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
     end = gate(notebook)
     cell = notebook.start(
