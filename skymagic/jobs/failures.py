@@ -350,7 +350,13 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         f"{rank_words(dead)} {verb_form(len(dead), 'is', 'are')} being restarted without "
         f"variables{others_text}"
     )
-    return [restarted, *clone_notes(dead, pool)]
+    killed = [number for number in dead if report.ranks[number].killed]
+    unresponsive = (
+        [f"{rank_words(killed)} did not stop and {verb_form(len(killed), 'was', 'were')} killed"]
+        if killed
+        else []
+    )
+    return [*unresponsive, restarted, *clone_notes(dead, pool)]
 
 
 def _is_package(name: str) -> bool:

@@ -573,6 +573,7 @@ def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> No
     notebook.click(found["stop"])
     notebook.finish(cell)
     assert cell.failure.ename == "RunInterrupted"
+    assert "\nrank 1 did not stop and was killed\n" in cell.failure.evalue
 
 
 def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
