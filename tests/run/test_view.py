@@ -65,6 +65,8 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
             RunSummary(4, 12.34, shipped=400_000_000, ship_seconds=0.2, names=("results",)),
             "4 ranks · 12.3 s · shipped 400.0 MB in 0.2 s · results → `results`",
         ),
+        (RunSummary(2, 3.0, shipped=4_200_000, ship_seconds=0.04), "2 ranks · 3.0 s · shipped 4.2 MB"),
+        (RunSummary(2, 3.0, gathered=4_200_000, gather_seconds=0.01), "2 ranks · 3.0 s · gathered 4.2 MB"),
         (RunSummary(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
         (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
         (RunSummary(2, 3.0, shipped=0, ship_seconds=1.3), "2 ranks · 3.0 s"),
