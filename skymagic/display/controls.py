@@ -149,10 +149,15 @@ class Controls:
     def _answer(self) -> None:
         if self._actions.positions is None:
             return
+        # the answer takes seconds if native code holds a rank's interpreter
+        self._show_below("asking the ranks …")
         try:
             text = self._actions.positions()
         except Exception as problem:  # the pool may have ended in the meantime
             text = f"{type(problem).__name__}: {problem}"
+        self._show_below(text)
+
+    def _show_below(self, text: str) -> None:
         if not self._closed:
             self._below.value = (
                 f'{STYLE}<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'

@@ -171,9 +171,9 @@ def end_parts(end: RunSummary) -> list[str]:
     # if nothing was shipped, the time was spent on something with its own line, such as an
     # installation
     if end.shipped >= SHOWN_BYTES or (end.shipped and end.ship_seconds >= SHOWN_SECONDS):
-        parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
+        parts.append(_moved_text("shipped", end.shipped, end.ship_seconds))
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
-        parts.append(f"gathered {size(end.gathered)} in {end.gather_seconds:.1f} s")
+        parts.append(_moved_text("gathered", end.gathered, end.gather_seconds))
     parts += [number_text(number) for number in end.numbers]
     parts += [f"results → {', '.join(f'`{name}`' for name in end.names)}"] if end.names else []
     parts += [end.lagged] if end.lagged else []
@@ -182,6 +182,12 @@ def end_parts(end: RunSummary) -> list[str]:
         if end.incomplete and end.cell
         else parts
     )
+
+
+def _moved_text(verb: str, nbytes: int, seconds: float) -> str:
+    """Return the text about bytes that were moved; a time that would be 0.0 s is left out."""
+    text = f"{verb} {size(nbytes)}"
+    return f"{text} in {seconds:.1f} s" if seconds >= 0.05 else text
 
 
 def progress_parts(progress: Progress) -> list[str]:

@@ -55,15 +55,15 @@ def suppressed_lines(rank: int, nbytes: int) -> str:
 def possibly_repeated(repeated: Output) -> str:
     """Return the line before output that may already be on the screen.
 
-    A kernel wrote that output shortly before it was killed.
+    The previous kernel showed that output shortly before it ended, or did not get to it.
     """
     lines = repeated.text.count("\n") if isinstance(repeated, OutputText) else 0
     output = (
         f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
     )
     return (
-        f"[rank {repeated.rank}: {output} may have been shown before: the notebook was killed "
-        "just after it wrote this]\n"
+        f"[rank {repeated.rank}: {output} may have been shown before: the previous kernel "
+        "ended just after it arrived]\n"
     )
 
 

@@ -38,7 +38,7 @@ Lightning's comes from ``Trainer(strategy="ddp")``.
 FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
 """Message of Lightning."""
 NO_NAME = re.compile(r"name '(\w+)' is not defined")
-NO_MODULE = re.compile(r"No module named '(\w+)")
+NO_MODULE = re.compile(r"No module named '([\w.]+)")
 NO_MAGIC = re.compile(r"(?:Line|Cell) magic(?: function)? `(%+\w+)` not found")
 
 
@@ -50,6 +50,7 @@ def hints(
     *,
     remote: bool = True,
     own_modules: Collection[str] = (),
+    own_packages: Collection[str] = (),
 ) -> list[str]:
     """Return lines to show below an error.
 
@@ -59,6 +60,7 @@ def hints(
         magics: the notebook's magics, with their percent signs.
         remote: True if the ranks run on other machines, in their own environments.
         own_modules: missing modules that the notebook has as its own files.
+        own_packages: top-level names of missing modules that belong to the notebook's own files.
     """
     modules = missing_modules(failures)
     if own := sorted(modules.intersection(own_modules)):
@@ -68,12 +70,12 @@ def hints(
             "it: "
             f"write `{statement}` in the cell"
         ]
-    if modules:
-        packages = " ".join(sorted(modules))
+    # a module that the notebook's own package lacks is no package to install
+    if packages := sorted({name.partition(".")[0] for name in modules}.difference(own_packages)):
         location = "the machines of this pool" if remote else "this notebook's environment"
         return [
             f"{location} may be missing a package: {'%sky_pip' if remote else '%pip'} install "
-            f"{packages}, if that is its name"
+            f"{' '.join(packages)}, if that is its name"
         ]
     if local_magics := {
         match[1]
@@ -129,7 +131,7 @@ def hints(
 
 
 def missing_modules(failures: Sequence[RankFailure]) -> set[str]:
-    """Return the top-level names of the modules that ranks could not import."""
+    """Return the names of the modules that ranks could not import."""
     matches = (NO_MODULE.match(failure.evalue) for failure in failures)
     return {match[1] for match in matches if match}
 
@@ -197,6 +199,8 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     notes += file_notes(report, pool, task)
     names = {*pool.shipper.names(), *pool.namespace}
+    missing = missing_modules(failures)
+    packages = {name.partition(".")[0] for name in missing}
     magics = magic_names(pool.namespace)
     notes += hints(
         failures,
@@ -204,7 +208,8 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
         names,
         magics,
         remote=pool.plan.remote,
-        own_modules=[name for name in missing_modules(failures) if _is_own_module(name, pool)],
+        own_modules=[name for name in missing if _is_own_module(name, pool)],
+        own_packages=[name for name in packages if _is_own_module(name, pool)],
     )
     root_causes = [item for item in failures if not item.secondary]
     if pool.ended is not None and any(item.died == pool.ended for item in failures):
@@ -345,7 +350,13 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         f"{rank_words(dead)} {verb_form(len(dead), 'is', 'are')} being restarted without "
         f"variables{others_text}"
     )
-    return [restarted, *clone_notes(dead, pool)]
+    killed = [number for number in dead if report.ranks[number].killed]
+    unresponsive = (
+        [f"{rank_words(killed)} did not stop and {verb_form(len(killed), 'was', 'were')} killed"]
+        if killed
+        else []
+    )
+    return [*unresponsive, restarted, *clone_notes(dead, pool)]
 
 
 def _is_package(name: str) -> bool:

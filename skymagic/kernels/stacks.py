@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
 import linecache
 import os
 import re
@@ -14,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -244,8 +246,22 @@ def walk_to_error(frame: FrameType | None, problem: BaseException | None) -> lis
 
 def is_internal(filename: str) -> bool:
     """Return True if a file belongs to the machinery below the cell."""
-    parts = Path(filename).parts
-    return any(name in parts for name in INTERNAL) or filename.startswith("<frozen")
+    return filename.startswith((*_internal_folders(), "<frozen"))
+
+
+@cache
+def _internal_folders() -> tuple[str, ...]:
+    """Return the folders of `INTERNAL`, each with a slash at its end.
+
+    A package's name within a path is not enough: a clone of this project is called ``skymagic``,
+    and so is everything below it, such as an environment with torch in it and the user's modules.
+    """
+    folders: list[str] = []
+    for name in INTERNAL:
+        with contextlib.suppress(ImportError, ValueError):  # the agent may lack some of them
+            spec = importlib.util.find_spec(name)  # does not import the package
+            folders += (spec and spec.submodule_search_locations) or ()
+    return tuple(os.path.join(folder, "") for folder in folders)
 
 
 def plain(frame: FrameType, cells: Mapping[str, int | str]) -> StackFrame:

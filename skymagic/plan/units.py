@@ -190,6 +190,8 @@ class Selection:
         if self.text in ("head", "all"):
             return tuple(range(world_size if self.text == "all" else 1))
         pool_text = f"this pool has {count(world_size, noun)} (0 to {world_size - 1})"
+        if world_size == 1:
+            pool_text = f"this pool has only {noun} 0"
         selected: set[int] = set()
         for piece in self.text.split(","):
             ends = [int(end) if end else None for end in piece.split(":")]

@@ -431,7 +431,7 @@ def confirm(plan: Plan) -> None:
         RequestError: the user declined, or no user can answer.
     """
     if plan.question and not ask_yes_no(plan.question):
-        raise RequestError(f"{plan.question}: add -y if you mean that")
+        raise RequestError(f"nothing was started: {plan.question}: add -y if you mean that")
 
 
 def attach(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
 
 from skymagic.cluster import Agents
 from skymagic.data.capture.names import cell_names
+from skymagic.data.namespace import Namespace
 from skymagic.display.panel import UNNAMED, NodeView, PoolView, RankUse, StartStep
 from skymagic.plan import gpus
 from skymagic.plan.plans import Topology
@@ -204,13 +205,23 @@ def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) 
     return f"{rank_words(ranks)} {predicate}: {clone_command(ranks, origin, names)}"
 
 
-def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -> list[str]:
-    """Warn if replaced ranks get the notebook's value of a name that other ranks have rebound."""
+def sent_instead(
+    manifest: Manifest, bindings: Bindings, ranks: Sequence[int], namespace: Namespace
+) -> list[str]:
+    """Warn if replaced ranks get the notebook's value of a name that other ranks have rebound.
+
+    Modules are not named: an imported module is the same on all ranks.
+
+    Args:
+        namespace: the notebook's variables.
+    """
     replaced = [rank for rank in ranks if rank in bindings.replaced]
     targets: dict[str, list[int]] = {}
     origin = -1
     for bundle in manifest.orders.bundles if replaced else ():
         for name in bundle.names:
+            if isinstance(namespace.get(name), ModuleType):
+                continue
             owner = next(
                 (rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None
             )

@@ -107,7 +107,9 @@ class PoolRuns:
                 ship_seconds = time.monotonic() - started
                 # The store's notes on where values went belong to the cell that sent the values.
                 replaced_notes = (
-                    messages.sent_instead(manifest, bindings, spec.ranks)
+                    messages.sent_instead(
+                        manifest, bindings, spec.ranks, self._resources.shipper.namespace
+                    )
                     if bindings.replaced
                     else []
                 )

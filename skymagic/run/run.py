@@ -518,7 +518,9 @@ class RunLoop:
 def show_output(screen: Screen, output: Output) -> None:
     """Show output of a rank on a screen. Its end, and metrics, are invisible."""
     rank = output.rank
-    if output.maybe_seen:
+    # a bar that is drawn again replaces itself, and a note in between would break it
+    is_bar = isinstance(output, OutputText) and "\r" in output.text and "\n" not in output.text
+    if output.maybe_seen and not is_bar:
         screen.note(display.possibly_repeated(output))
     match output:
         case OutputText():

@@ -79,6 +79,22 @@ def test_own_module_in_a_file(notebook: Notebook) -> None:
     notebook.run(cell.replace("import pickle", "import pickle, parts"))
 
 
+def test_module_that_an_own_package_lacks(notebook: Notebook) -> None:
+    (notebook.folder / "project").mkdir()
+    (notebook.folder / "project" / "__init__.py").write_text("")
+    (notebook.folder / "project" / "layers.py").write_text("WIDTH = 3\n")
+    notebook.run("import project")
+    failed = notebook.fail("%%sky_broadcast\nimport project.layer")
+    assert "No module named 'project.layer'" in failed.text
+    assert "install" not in failed.text
+    assert "which is sent with a cell" not in failed.text, "the cell imports it"
+    failed = notebook.fail(
+        "%%sky_broadcast\nimport importlib, project\n"
+        "importlib.import_module('.'.join(['project', 'layers']))"
+    )
+    assert "write `import project.layers` in the cell" in failed.text
+
+
 MOVED = """
 import os, joblib, numpy as np, torch
 os.makedirs("deep/out", exist_ok=True)

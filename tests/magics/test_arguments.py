@@ -301,6 +301,8 @@ def test_nothing_is_evaluated(golden: Golden) -> None:
         ("--push print()", "--push: 'print()' is not a name"),
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
+        ("--pool 2", "--pool: '2' is a number, not a name for a pool: --ranks 2 makes a pool"),
+        ("--pool ranks=2", "write an option as --ranks 2"),
         ("--region 'eu; rm'", "is not a region"),
         (
             "--image-id=ami-1",

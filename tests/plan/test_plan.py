@@ -137,7 +137,7 @@ def test_ranks_that_are_not_there(text: str) -> None:
 
 
 def test_slices_of_nothing(golden: Golden) -> None:
-    assert "1 rank (0 to 0)" in refused(ranks, "1:", 1)[0]
+    assert "this pool has only rank 0" in refused(ranks, "1:", 1)[0]
     golden(refused(ranks, "2:2", 4)[0])
 
 

@@ -122,6 +122,15 @@ def test_values_that_are_not_torch_and_what_their_functions_use(notebook: Notebo
     assert notebook.value("found") == [(69.0, True)] * 3
 
 
+def test_modules_are_no_older_values(notebook: Notebook) -> None:
+    notebook.run("import json as parser")
+    notebook.run("%%sky_broadcast\nimport json as parser")
+    kill(notebook, 1)
+    shown = notebook.run("%%sky_broadcast -o found\nparser.dumps(1)")
+    assert "was replaced" not in shown.text, shown.text
+    assert notebook.value("found") == ["1", "1", "1"]
+
+
 def test_a_name_of_which_the_notebook_has_an_older_value(notebook: Notebook) -> None:
     notebook.run("counter = {'steps': 0}")
     notebook.run("%%sky_broadcast\ncounter = {'steps': counter['steps'] + 5}")

@@ -19,7 +19,7 @@ from skymagic.run.metrics import Metrics, newest_within, records, table
 from skymagic.run.run import show_output
 from skymagic.wire.agent import BeginOutput, Reported
 from skymagic.wire.metrics import USAGE, MetricBatch, packed, unpacked
-from skymagic.wire.output import Output, OutputComplete, OutputMetrics
+from skymagic.wire.output import Output, OutputComplete, OutputMetrics, OutputText
 from tests.kernels.filters import output_filter
 from tests.lab.golden import Golden
 
@@ -321,6 +321,20 @@ def test_dropped_numbers_are_counted_on_return(
     screen.note.assert_called_once_with(
         "[the oldest 1,200 rows that rank 3 reported while this notebook was away are not kept]\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_announced"),
+    [("step 1\n", True), ("open line", True), ("\r 50%|█████     | 5/10", False), ("\rx\ny", True)],
+    ids=["line", "open-line", "bar", "bar-and-line"],
+)
+def test_repeated_output_is_announced_unless_it_redraws_a_bar(
+    text: str, is_announced: bool
+) -> None:
+    screen = Mock()
+    show_output(screen, OutputText(0, "stdout", text, maybe_seen=True))
+    assert screen.note.called is is_announced
+    screen.text.assert_called_once_with(0, "stdout", text)
 
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:

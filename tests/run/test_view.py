@@ -65,6 +65,8 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
             RunSummary(4, 12.34, shipped=400_000_000, ship_seconds=0.2, names=("results",)),
             "4 ranks · 12.3 s · shipped 400.0 MB in 0.2 s · results → `results`",
         ),
+        (RunSummary(2, 3.0, shipped=4_200_000, ship_seconds=0.04), "2 ranks · 3.0 s · shipped 4.2 MB"),
+        (RunSummary(2, 3.0, gathered=4_200_000, gather_seconds=0.01), "2 ranks · 3.0 s · gathered 4.2 MB"),
         (RunSummary(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
         (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
         (RunSummary(2, 3.0, shipped=0, ship_seconds=1.3), "2 ranks · 3.0 s"),
@@ -556,6 +558,24 @@ def test_a_call_has_its_line(notebook: Notebook) -> None:
     notebook.click(found["stop"])
     notebook.finish(cell)
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+
+
+def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> None:
+    cell = notebook.start(
+        "%%sky_broadcast\nif rank == 1:\n    sum(range(10**12))  # holds the interpreter"
+    )
+    found = buttons(notebook, cell)
+
+    def is_shown(words: str) -> bool:
+        return any(words in str(widget.get("value", "")) for widget in notebook.widgets.values())
+
+    notebook.click(found["where is it?"])
+    notebook.watch(cell, lambda _: is_shown("asking the ranks"))
+    notebook.watch(cell, lambda _: is_shown("native code holds the interpreter"))
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert cell.failure.ename == "RunInterrupted"
+    assert "\nrank 1 did not stop and was killed\n" in cell.failure.evalue
 
 
 def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:

@@ -395,6 +395,6 @@ class Sources:
 def _earlier(source: ModuleSource) -> str:
     file = Path(source.origin).name
     return (
-        f"{file} was edited after this notebook imported it: the ranks run the new text, "
-        f"the notebook the old one (importlib.reload({source.name}) or %autoreload)"
+        f"{file} was edited after this notebook imported it: the ranks run the new "
+        f"version, the notebook the old one: import importlib; importlib.reload({source.name})"
     )

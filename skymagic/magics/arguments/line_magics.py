@@ -188,7 +188,11 @@ def parse_files(magic: str, line: str) -> FilesRequest:
     Raises RequestError with all mistakes.
     """
     parsed = ParsedLine(magic, line)
-    parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
+    example = "data.csv ~/data.csv" if magic == "sky_put" else "~/model.pt ."
+    parsed.check(
+        len(parsed.words) != 2,
+        f"%{magic} needs SRC and DST, as in %{magic} {example}; quote a path with blanks",
+    )
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
     fields = _fields(parsed)
     source, target = parsed.words

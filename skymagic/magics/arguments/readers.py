@@ -71,11 +71,31 @@ def matching(pattern: str, refusal: str) -> Reader:
     return read
 
 
-pool_name = matching(
+_pool_name = matching(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}",
     "is not a name for a pool: use letters, digits, - and _, at most 40",
 )
-"""Reader of a pool's name, which is also part of file names."""
+
+
+def pool_name(text: str) -> str:
+    """Read a pool's name, which is also part of file names.
+
+    A number is refused, because it is meant as a number of ranks or as a rank.
+    """
+    if text.isdecimal():
+        raise RequestError(
+            f"{text!r} is a number, not a name for a pool: --ranks {text} makes a pool of that "
+            "many ranks, and -t 0,1 selects ranks"
+        )
+    key, equals, value = text.partition("=")
+    if equals and key.strip("-"):
+        raise RequestError(
+            f"{text!r} is not a name for a pool; write an option as --{key.strip('-')} {value}"
+        )
+    _pool_name(text)
+    return text
+
+
 _region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
 path = matching(r"[^\0]+", "is not a path")  # the path need not exist
 variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
