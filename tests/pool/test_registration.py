@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,15 +55,9 @@ def test_ranks_that_died_come_back_after_the_folder_is_deleted(
     assert works(notebook)
 
 
-@pytest.mark.parametrize("helper", ["forkserver", "controller"])
+@pytest.mark.parametrize("helper", ["forkserver", "controller", "heartbeat"])
 def test_a_helper_process_that_is_killed(notebook: Notebook, helper: str) -> None:
-    notebook.run("%%sky_broadcast -o parents -t 0\nimport os; os.getppid()")
-    (forkserver,) = notebook.value("parents")
-    agent = psutil.Process(forkserver).parent()
-    assert agent is not None
-    controllers = [one.pid for one in agent.children() if "controller" in " ".join(one.cmdline())]
-    pid = forkserver if helper == "forkserver" else controllers[0]
-    os.kill(pid, signal.SIGKILL)
+    helpers(notebook)[helper].kill()
     assert "%sky_restart" in notebook.fail(RANKS).text
     assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
     notebook.run("%sky_restart")
@@ -73,7 +65,7 @@ def test_a_helper_process_that_is_killed(notebook: Notebook, helper: str) -> Non
 
 
 def helpers(notebook: Notebook) -> dict[str, psutil.Process]:
-    """The processes that rank 0 needs to start, and itself."""
+    """The processes that rank 0 needs to start and to register, and itself."""
     notebook.run("%%sky_broadcast -o pids -t 0\nimport os; os.getpid(), os.getppid()")
     ((rank, pid),) = notebook.value("pids")
     forkserver = psutil.Process(pid)
@@ -85,6 +77,7 @@ def helpers(notebook: Notebook) -> dict[str, psutil.Process]:
         "forkserver": forkserver,
         "agent": agent,
         "controller": controllers[0],
+        "heartbeat": controllers[0].children()[0],
     }
 
 

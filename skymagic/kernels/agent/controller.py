@@ -64,6 +64,15 @@ def _end_with_stdin() -> None:
     os.killpg(0, signal.SIGKILL)  # its heartbeat is a separate process
 
 
+def _end_with_heartbeat(process: multiprocessing.Process) -> None:
+    """End the controller when its heartbeat's process ends: no rank could register any more.
+
+    The agent reports the controller's end, and starts another one on request.
+    """
+    process.join()
+    os.killpg(0, signal.SIGKILL)
+
+
 _CLIENT = {
     "ipyparallel.client": (),
     "ipyparallel.client.asyncresult": ("AsyncResult",),
@@ -154,6 +163,10 @@ def main(argv: list[str]) -> None:
     gc.enable()
     # without it, the loop would sleep through a signal that arrives just before it waits
     app.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), app.loop.READ)
+    watch = threading.Thread(
+        target=_end_with_heartbeat, args=(app.heartmonitor_process,), daemon=True
+    )
+    app.loop.add_callback(watch.start)  # the process starts just before the loop does
     sys.stdout.write("listening\n")
     sys.stdout.flush()
     app.start()
