@@ -436,9 +436,11 @@ class UnfinishedRun:
 
     @property
     def words(self) -> str:
-        """The run and its state: "[cell 11 on ranks 0, 1 is still running]"."""
+        """The run and its state: "[cell 11 on ranks 0, 1 is still running; …]"."""
         cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
-        return f"[{cell} {'had ended' if self.over else 'is still running'}]"
+        # Output counts as shown once the earlier kernel has sent it, even if its page was closed.
+        earlier = f"; earlier output: %sky_logs --run {self.run}" if self.spec.job == "cell" else ""
+        return f"[{cell} {'had ended' if self.over else 'is still running'}{earlier}]"
 
 
 @dataclass(eq=False, repr=False)

@@ -64,3 +64,12 @@ def test_nothing_is_said_of_what_no_cell_uses(notebook: Notebook) -> None:
         "import torch\ntorch.Tensor.bow = 5\nclass Own: pass\nOwn.bow = 6\nx = torch.ones(2)"
     )
     assert "notebook only" not in notebook.run("%%sky_broadcast\nOwn, x.sum();").text
+
+
+def test_attribute_of_a_class_beside_the_notebook_is_named(notebook: Notebook) -> None:
+    """The ranks get the module's source, without what was set later."""
+    (notebook.folder / "shapes_beside.py").write_text("class Box: size = 1\n")
+    notebook.run("import shapes_beside\nshapes_beside.Box.size = 3")
+    shown = notebook.run("%%sky_broadcast -o found\nshapes_beside.Box.size")
+    assert "shapes_beside.Box: set in the notebook only" in shown.text
+    assert notebook.value("found") == [1, 1]

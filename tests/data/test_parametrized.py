@@ -39,6 +39,19 @@ def test_constants_of_torch(notebook: Notebook, constant: str) -> None:
     assert notebook.value("[each is constant for each in back]") == [True, True]
 
 
+def test_constant_needs_no_module_of_the_notebook(notebook: Notebook) -> None:
+    """pickle finds `torch.channels_last` in the module that has imported torch first."""
+    (notebook.folder / "first_with_torch.py").write_text("import torch\n")
+    notebook.run(
+        "import sys, first_with_torch\n"
+        "for name in [name for name in sys.modules if name != 'first_with_torch']:\n"
+        "    sys.modules[name] = sys.modules.pop(name)  # behind it\n"
+        "layout = [torch.channels_last]"
+    )
+    notebook.run("%%sky_broadcast -o back\nlayout")
+    assert notebook.value("[each == layout for each in back]") == [True, True]
+
+
 def test_limits_and_use_of_a_memory_format(notebook: Notebook) -> None:
     notebook.run(
         "f, i, fmt = torch.finfo(torch.float16), torch.iinfo(torch.int8), torch.channels_last"

@@ -72,6 +72,29 @@ def test_reading_is_no_change(notebook: Notebook, kind: str) -> None:
     assert notebook.value("seen") == [7, 7]
 
 
+BY_HAND = """
+class ByHand:
+    def __init__(self): self.n, self._prop = 1, None
+    @property
+    def prop(self):
+        if self._prop is None: self._prop = 42
+        return self._prop
+class LeftOut(ByHand):
+    def __getstate__(self): return {**self.__dict__, "_prop": None}
+"""
+
+
+@pytest.mark.parametrize(("kind", "seen"), [("ByHand", 1), ("LeftOut", 5)])
+def test_cache_kept_by_hand_is_an_attribute(notebook: Notebook, kind: str, seen: int) -> None:
+    """It counts as a change, as the page on variables says, unless the class leaves it out of its state."""
+    notebook.run(BY_HAND)
+    notebook.run(f"o = {kind}()")
+    notebook.run("%%sky_broadcast\no.n = 5")
+    notebook.run("o.prop")
+    notebook.run("%%sky_broadcast -o seen\no.n")
+    assert notebook.value("seen") == [seen] * 2
+
+
 LIBRARIES = {
     "pandas": ("import pandas as pd\no = pd.DataFrame({'a': [1, 2]})", "o.loc[0, 'a'] = 5", "o['a']; o.columns; o.index.is_unique; o.index.get_loc(1); o.describe(); repr(o)", "int(o.loc[0, 'a'])"),
     "series": ("import pandas as pd\no = pd.Series([1, 2], index=['x', 'y'])", "o['x'] = 5", "o['x']; o.index.is_unique; o.value_counts(); o.to_dict()", "int(o['x'])"),

@@ -87,7 +87,7 @@ def shape(text: str) -> list[str]:
         for line in ANSI.sub("", text).splitlines()
     ]
     lines = [
-        re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "is still running]")
+        re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace(" had ended", " is still running")
         for line in lines
     ]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]

@@ -81,6 +81,10 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         second.finish(cell)
         assert cell.error is None, cell.error
         assert cell.stdout.count("after") == 1
+        # what the first notebook has shown, whether or not its page was open, is not repeated
+        logs = re.search(r"is still running; earlier output: (%sky_logs --run \d+)\]", cell.text)
+        assert logs is not None, cell.text
+        assert "before" in second.run(logs[1]).text
         reported = second.value("__import__('skymagic').find().metrics.loss.to_dict()")
         assert reported == {
             (0, 0): 0,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +56,7 @@ def test_ranks_that_died_come_back_after_the_folder_is_deleted(
 
 @pytest.mark.parametrize("helper", ["forkserver", "agent"])
 def test_a_helper_process_that_is_killed(notebook: Notebook, helper: str) -> None:
-    os.kill(helpers(notebook)[helper].pid, signal.SIGKILL)
+    helpers(notebook)[helper].kill()
     assert "%sky_restart" in notebook.fail(RANKS).text
     assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
     notebook.run("%sky_restart")

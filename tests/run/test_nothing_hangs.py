@@ -323,6 +323,39 @@ def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) ->
     assert kept(notebook) == ["saved"] * 4
 
 
+def test_repeated_interrupt_does_not_cut_cleanup_short(notebook: Notebook) -> None:
+    """The rank handles the interrupt just after its control thread has looked whether it has."""
+    cell = notebook.start(
+        """%%sky_broadcast --only all
+import sys
+from skymagic.kernels.rank import interrupts
+ends, plain = os.pipe(), interrupts.scheduled
+def scheduled():
+    found = plain()
+    if sys._getframe(1).f_code.co_name == '_sleeps_through':
+        os.write(ends[1], b"x")  # the main thread goes on, and handles the interrupt
+        time.sleep(0.3)
+    return found
+interrupts.scheduled = scheduled
+signal.siginterrupt(signal.SIGINT, False)  # so that no signal ends the read
+try:
+    print('begun', flush=True)
+    ctypes.CDLL(None).read(ends[0], ctypes.create_string_buffer(1), 1)
+    time.sleep(300)
+finally:
+    interrupts.scheduled = plain
+    signal.siginterrupt(signal.SIGINT, True)
+    time.sleep(1.0)
+    kept = 'saved'"""
+    )
+    notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    assert kept(notebook) == ["saved"] * 4
+
+
 def test_a_cell_that_handles_the_interrupt_ends_well(notebook: Notebook) -> None:
     cell = notebook.start(
         "%%sky_broadcast --only all -o found\ntry:\n    print('begun', flush=True)\n    time.sleep(300)\n"

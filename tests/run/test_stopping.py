@@ -290,10 +290,10 @@ def test_ranks_that_move_slowly_are_left_alone(impatient: Notebook, body: str) -
 
 
 def test_a_note_on_ranks_that_stand_still_is_withdrawn(impatient: Notebook, tmp_path: Path) -> None:
-    go = tmp_path / "go"
+    go, end = tmp_path / "go", tmp_path / "end"
     cell = impatient.start(
         f"%%sky_broadcast\nfor _ in range(60):\n    time.sleep(5)\n    if os.path.exists({str(go)!r}): break\n"
-        "print('moves')\ntime.sleep(1)"
+        f"while not os.path.exists({str(end)!r}):\n    print('moves')\n    time.sleep(0.2)"
     )
     impatient.watch(cell, lambda shown: bool(shown.standstill))
     (note,) = [data for data in cell.rich if "no progress" in data["text/plain"]]
@@ -303,6 +303,8 @@ def test_a_note_on_ranks_that_stand_still_is_withdrawn(impatient: Notebook, tmp_
     go.touch()
     impatient.watch(cell, lambda shown: "moves" in shown.text)
     impatient.watch(cell, lambda shown: not shown.standstill)
+    assert not cell.done, "it is withdrawn while the cell runs, not at its end"
+    end.touch()
     impatient.finish(cell)
 
 
@@ -452,6 +454,21 @@ def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> No
     module_notebook.run(command)
     module_notebook.run("%%sky_broadcast -o r\na_layer, a_step")
     assert module_notebook.value("r") == [({"a": 1}, 5)] * 3
+
+
+def test_clone_command_of_many_names_ends_its_line(module_notebook: Notebook) -> None:
+    """The rest of the line is a command that can be copied as it is."""
+    names = [f"a_{number:02}" for number in range(14)]
+    cell = "".join(f"{name} = {number}\n" for number, name in enumerate(names))
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}\n{cell}")
+    error = module_notebook.fail(
+        "%%sky_broadcast\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    )
+    (line,) = [line for line in error.text.splitlines() if "%sky_clone" in line]
+    assert re.search(r" \(the first 12 of \d\d\): %sky_clone ", line)
+    module_notebook.run(line[line.index("%sky_clone") :])
+    module_notebook.run("%%sky_broadcast -o r -t 1\nsorted(n for n in globals() if n[:2] == 'a_')")
+    assert module_notebook.value("r")[0][:12] == names[:12]
 
 
 LOST = """import traceback

@@ -336,6 +336,25 @@ def test_a_loop_moves_the_line_and_one_line_stays(notebook: Notebook) -> None:
     assert notebook.value("found") == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for step in range(10):\n    sky.report(step=step, total=10)",
+        "from tqdm import tqdm\nfor step in tqdm(range(10), mininterval=0):\n    pass",
+    ],
+    ids=["report", "bar"],
+)
+def test_stopped_line_keeps_percent_and_step(notebook: Notebook, loop: str) -> None:
+    cell = notebook.start(f"%%sky_broadcast\n{loop}\n    if step == 5: time.sleep(600)")
+    notebook.watch(cell, lambda shown: re.search(r"[56]0%", view(shown)) is not None)
+    notebook.interrupt()
+    notebook.finish(cell)
+    # a report comes after a step, a bar moves before one
+    assert re.fullmatch(
+        r"2 ranks · \d+\.\d s · interrupted · (50%, step 5|60%, step 6) of 10", view(cell)
+    )
+
+
 def test_all_that_was_reported_is_a_table(notebook: Notebook) -> None:
     pytest.importorskip("pandas")
     notebook.run(

@@ -53,14 +53,16 @@ class Interrupts:
         self.falls = 0  # how many were raised in cells of this rank
         self.stopped_at: tuple[StackFrame, ...] = ()  # the places where it was raised
         self.awaited: asyncio.Task[Any] | None = None  # the running cell, if it awaits something
-        self._heard = self._repeated = False
-        """Whether Python has handled an interrupt of this order, and whether it was repeated."""
+        self._heard = self._repeated = self._resent = False
+        """Whether Python has handled an interrupt of this order, whether it was repeated because
+        the main thread waited, and whether it was repeated at all.
+        """
         # counts orders, so that a delayed interrupt cannot hit the next one
         self._order_count = 0
 
     def begin(self) -> None:
         """Reset the state for the next order."""
-        self.fallen = self._heard = self._repeated = False
+        self.fallen = self._heard = self._repeated = self._resent = False
         self.stopped_at = ()
         self._order_count += 1
 
@@ -78,6 +80,11 @@ class Interrupts:
             return
         self._heard = True
         if not self.allowed:
+            return
+        if self._resent and self.fallen and self.unwinding():
+            # The first interrupt arrived after the control thread had looked for it, and before
+            # it repeated the interrupt: a checkpoint in `finally` must not be cut short by that.
+            logger.debug("repeated interrupt is dropped: the cell cleans up")
             return
         logger.info("interrupt reaches the cell")
         self.fallen = True
@@ -140,7 +147,7 @@ class Interrupts:
             # blocked: a second one ends such a call
             self._repeated = True
             _, switches = scheduled()
-            signal.pthread_kill(main, signal.SIGINT)
+            self._resend(main)
             await_sleep(switches)
             return waits_in_native_code() and not self._heard
         return True
@@ -160,8 +167,12 @@ class Interrupts:
             logger.debug("interrupt is not repeated: the cell is over or cleans up")
             return False
         logger.info("interrupt is repeated")
-        signal.pthread_kill(main, signal.SIGINT)
+        self._resend(main)
         return True
+
+    def _resend(self, main: int) -> None:
+        self._resent = True
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 HANDLERS = (Interrupts.on_sigint.__code__, interruption._on_wake.__code__)
