@@ -293,11 +293,11 @@ class InspectionMagics(Magics):
             return
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
         request = replace(
-            request, coming=lambda: isinstance(cell, background.RunHandle) and not cell.done()
+            request, cell_pending=lambda: isinstance(cell, background.RunHandle) and not cell.done()
         )
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
-            self._name(request.output, logs.collected(request))
+            self._name(request.output, logs.collect(request))
 
     def _name(self, output: str | None, shown: object) -> None:
         """Store the displayed object in the variable that ``-o`` names, if any."""
