@@ -338,7 +338,7 @@ class Comparison:
                 rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)
             ]
         if note is not None:
-            self._notes.unstable(unstable.difference(always), note)
+            self._notes.report_unstable(unstable.difference(always), note)
         staying = {name for name in pulled.difference(always) if lacking[name]}
         # Values that came from the ranks are not sent back by themselves.
         for name in sorted(staying):
