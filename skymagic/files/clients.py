@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.changes import files_error
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all, start_all
 
@@ -43,17 +43,17 @@ class FileClient:
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
         self.node, self._transport, self._stop = node, transport, stop
-        self._messages = wire.messages(transport.read)
+        self._messages = files_wire.messages(transport.read)
         self._writing = threading.Lock()
         self.replied = False  # True once an upload was answered, or no answer can come
 
-    def request(self, request: wire.FileMessage, reply: type[T]) -> T:
+    def request(self, request: files_wire.FileMessage, reply: type[T]) -> T:
         """Send a request, or an `Include` that holds it, and wait for its reply, of this type."""
-        self._write(wire.encode(request))
+        self._write(files_wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
-        while isinstance(request, wire.Include) and not isinstance(
-            next(self._messages)[0], wire.Included
+        while isinstance(request, files_wire.Include) and not isinstance(
+            next(self._messages)[0], files_wire.Included
         ):
             pass
         self.check()
@@ -61,21 +61,21 @@ class FileClient:
 
     def send(
         self,
-        request: wire.Write,
+        request: files_wire.Write,
         frames: Iterator[bytes],
         on_included: Callable[[], None] = lambda: None,
-    ) -> wire.WriteReply:
+    ) -> files_wire.WriteReply:
         """Send files, as encoded messages, until all are sent or the node reports a full disk.
 
         Args:
             on_included: called when the node has read a whole file of an `Include`.
         """
-        reply: Future[wire.WriteReply] = Future()
+        reply: Future[files_wire.WriteReply] = Future()
         full = threading.Event()
         waiter = threading.Thread(
             target=self._await_reply, args=(reply, full, on_included), daemon=True
         )
-        self._write(wire.encode(request))
+        self._write(files_wire.encode(request))
         waiter.start()
         # Race: if the server ends meanwhile, the pipe breaks here, and the waiting thread gets the
         # reason.
@@ -83,7 +83,7 @@ class FileClient:
             for data in frames:
                 self.check()
                 if full.is_set():
-                    self._write(wire.encode(wire.EndOfFiles()))
+                    self._write(files_wire.encode(files_wire.EndOfFiles()))
                     break
                 self._write(data)
         while waiter.is_alive():
@@ -92,13 +92,16 @@ class FileClient:
         return reply.result()
 
     def _await_reply(
-        self, reply: Future[wire.WriteReply], full: threading.Event, on_included: Callable[[], None]
+        self,
+        reply: Future[files_wire.WriteReply],
+        full: threading.Event,
+        on_included: Callable[[], None],
     ) -> None:
         try:
-            while not isinstance(message := next(self._messages)[0], wire.WriteReply):
-                if isinstance(message, wire.DiskFull):
+            while not isinstance(message := next(self._messages)[0], files_wire.WriteReply):
+                if isinstance(message, files_wire.DiskFull):
                     full.set()
-                elif isinstance(message, wire.Included):
+                elif isinstance(message, files_wire.Included):
                     on_included()
             reply.set_result(message)
         except BaseException as problem:
@@ -106,19 +109,21 @@ class FileClient:
         self.replied = True
 
     def receive(
-        self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]
+        self,
+        request: files_wire.SendFiles,
+        take: Callable[[files_wire.FilePart, bytes | memoryview], bool],
     ) -> None:
         """Have the node send files.
 
         Args:
             take: called with each message and its payload; returns whether to continue.
         """
-        self._write(wire.encode(request))
+        self._write(files_wire.encode(request))
         more = True
         for message, payload in self._messages:
-            if isinstance(message, wire.SendFilesReply):
+            if isinstance(message, files_wire.SendFilesReply):
                 break
-            if more and isinstance(message, wire.FilePart):
+            if more and isinstance(message, files_wire.FilePart):
                 more = take(message, payload) and not self.interrupted
                 if not more:
                     self.cancel()
@@ -130,7 +135,7 @@ class FileClient:
         The rest of the upload is not sent, and the node keeps no partial file.
         """
         with self._writing, contextlib.suppress(OSError):
-            self._transport.write(wire.encode(wire.Cancel()))
+            self._transport.write(files_wire.encode(files_wire.Cancel()))
 
     @property
     def interrupted(self) -> bool:
