@@ -77,7 +77,7 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(
     assert "abort a" not in events
     waiting = threading.Thread(target=group._aborts.wait)
     waiting.start()
-    while not rendezvous.waits():  # a slow abort is not a rank that hangs
+    while not rendezvous.is_waiting():  # a slow abort is not a rank that hangs
         pass
     done.set()
     waiting.join()

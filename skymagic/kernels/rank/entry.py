@@ -35,7 +35,7 @@ from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, metrics
-from skymagic.wire.streams import MOST, frame
+from skymagic.wire.streams import MAX_TEXT_BYTES, frame
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,9 @@ class StderrWriter(io.BufferedIOBase):
     def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write all of the data."""
         data = bytes(text)
-        for piece in (data[start : start + MOST] for start in range(0, len(data), MOST)):
+        for piece in (
+            data[start : start + MAX_TEXT_BYTES] for start in range(0, len(data), MAX_TEXT_BYTES)
+        ):
             if any(_place(fd) != place for fd, place in self._places):
                 os.write(2, piece)
             else:
