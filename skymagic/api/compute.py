@@ -99,7 +99,7 @@ def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> 
     return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
-@suggesting("sky.Compute", ELSEWHERE, second_names=("vcpus", "memory_gb"))
+@suggesting("sky.Compute", ELSEWHERE, hidden_keywords=("vcpus", "memory_gb"))
 class Compute(RunningPool):
     """A pool made from Python: ``with sky.Compute(…) as pool:`` starts it, and stops it at the end.
 
