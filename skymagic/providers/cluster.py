@@ -44,7 +44,7 @@ from skymagic.wire.threads import start_all
 
 logger = logging.getLogger(__name__)
 
-BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
+BULK: tuple[str, ...] = (processes.VALUES, processes.TRANSFER_SERVER)
 """Modules that values and files are sent to."""
 DOOR_SECONDS = 3.0
 """Time a node has to answer at its own address before its channel is used instead."""
