@@ -196,7 +196,7 @@ def get(name: str, source: str, target: str) -> str:
     key = keys.read(records.named(name).job_id)
     with launch.machines(key) as nodes, Copying() as progress:
         folder = "~" if key.plan.remote else str(Path.cwd())
-        files = Files(nodes, lambda node: node.run(processes.FILES, folder))
+        files = Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder))
         copied = files.get(source, target, [0], progress)
     return summary(copied, progress.seconds, to_nodes=False)
 

@@ -130,7 +130,7 @@ def files_to_write(
     """
     present = dict(difference.present)
     same = [number for number in difference.ask if equal(digests[number], present[number])]
-    return files_wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
+    return files_wire.Write(sorted({*difference.to_send, *difference.ask} - set(same)), same)
 
 
 def large_pieces(

@@ -1,6 +1,6 @@
 """Clients of the nodes' transfer servers: requests, uploads and downloads, with cancellation.
 
-All nodes are served concurrently.
+All nodes are used concurrently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class FileClient:
         self.replied = False  # True once an upload was answered, or no answer can come
 
     def request(self, request: files_wire.FileMessage, reply: type[T]) -> T:
-        """Send a request, or an `Include` that holds it, and wait for its reply, of this type."""
+        """Send a request, and wait for a reply of type `reply`.
+
+        The request may be an `Include`, whose file holds the actual request.
+        """
         self._write(files_wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
@@ -68,7 +71,7 @@ class FileClient:
         """Send files, as encoded messages, until all are sent or the node reports a full disk.
 
         Args:
-            on_included: called when the node has read a whole file of an `Include`.
+            on_included: called when the node has read the file of an `Include` to its end.
         """
         reply: Future[files_wire.WriteReply] = Future()
         full = threading.Event()
@@ -164,19 +167,22 @@ class FileClient:
 class FileClients:
     """Context manager for the clients of several nodes.
 
-    `watch` is called about five times a second while they work.
+    Args:
+        nodes: nodes to connect to.
+        start: starts a transfer server on a node, and returns the connection to it.
+        on_poll: called about five times a second while the clients work.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]
+        self, nodes: Sequence[Node], start: Callable[[Node], Transport], on_poll: Callable[[], None]
     ) -> None:
-        self.nodes, self._start, self._watch = tuple(nodes), start, watch
+        self.nodes, self._start, self._on_poll = tuple(nodes), start, on_poll
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
         self._jobs: Sequence[Future[Any]] = ()
 
     def __enter__(self) -> FileClients:
-        def opened(node: Node) -> None:
+        def open_client(node: Node) -> None:
             client = FileClient(node, self._start(node), self._stop)
             self._clients.append(client)
             logger.debug("file server is connected: node=%s", node.index)
@@ -185,7 +191,9 @@ class FileClients:
                 client.close()
 
         try:
-            self._run_all([(node, partial(opened, node)) for node in self.nodes], NOTHING_COPIED)
+            self._run_all(
+                [(node, partial(open_client, node)) for node in self.nodes], NOTHING_COPIED
+            )
         except BaseException as problem:
             logger.warning("file servers not reached: error=%s", type(problem).__name__)
             self.__exit__()
@@ -195,8 +203,8 @@ class FileClients:
 
     def __exit__(self, *exc: object) -> None:
         run_all([client.close for client in self._clients])
-        # Jobs that the interrupt did not end have lost their connection, and now remove partial
-        # files.
+        # Jobs that are still running have just lost their connection: wait until they have removed
+        # partial files.
         wait(self._jobs, STOP_TIMEOUT)
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
@@ -215,14 +223,14 @@ class FileClients:
             pending = True
             while pending:
                 pending = bool(wait(futures, POLL_INTERVAL).not_done)
-                self._watch()
+                self._on_poll()
         # An interrupt.
         except BaseException:
             self._stop.set()
             end = time.monotonic() + STOP_TIMEOUT
-            # A connection that ends without Cancel looks lost, and the node would keep half a file
-            # for the next copy. The current write goes first, and takes as long as the node needs
-            # to receive it.
+            # If a connection ended without Cancel, the node would consider it lost, and keep half a
+            # file for the next copy. `cancel` waits for the write in progress, which takes as long
+            # as the node needs to receive it.
             run_all([client.cancel for client in self._clients], timeout=STOP_TIMEOUT)
             wait(self._jobs, max(0.0, end - time.monotonic()))
             raise
@@ -230,13 +238,13 @@ class FileClients:
             (str(node), sentence)
             for (node, _), future in zip(jobs, futures, strict=True)
             if (problem := future.exception()) is not None
-            for sentence in self._sentences(node, problem)
+            for sentence in self._explain(node, problem)
         ]
         if problems:
             raise files_error(title, problems, len(self.nodes))
         return [future.result() for future in futures]
 
-    def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
+    def _explain(self, node: Node, problem: BaseException) -> Sequence[str]:
         if isinstance(problem, NodeFailed):
             return problem.args
         if isinstance(problem, SkyError):
@@ -247,5 +255,5 @@ class FileClients:
         complaint = (client.complaint() if client is not None else "") or str(problem)
         return [
             f"the connection was lost ({complaint}); files that arrived are complete: "
-            "run it again to resume"
+            "repeat the copy to resume it"
         ]

@@ -142,7 +142,7 @@ class NodeDownload:
             client.request(files_wire.Hash(unclear), files_wire.HashReply).hashes if unclear else []
         )
         self._changes = files_to_write(difference, dict(zip(unclear, hashes, strict=True)))
-        want = self._changes.want
+        want = self._changes.to_write
         self.nbytes = sum(self._entries[number].size for number in want)
         pieces = large_pieces(self._entries, want, difference.present)
         self._pieces = [pieces.get(number, "") for number in want]
@@ -165,9 +165,9 @@ class NodeDownload:
             return not receiver.disk_full
 
         try:
-            receiver.begin(self._changes.want)
-            client.receive(files_wire.SendFiles(self._changes.want, self._pieces), take)
-            receiver.end(self._changes.equal)
+            receiver.begin(self._changes.to_write)
+            client.receive(files_wire.SendFiles(self._changes.to_write, self._pieces), take)
+            receiver.end(self._changes.same_content)
         except (EOFError, OSError):
             receiver.abort(keep=not client.interrupted)
             raise
@@ -176,7 +176,7 @@ class NodeDownload:
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
         return copied_summary(
-            self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes
+            self.node, self._entries, self._changes.to_write, receiver.nbytes, 0, self._found.notes
         )
 
 
@@ -188,7 +188,7 @@ class Files:
 
     Args:
         nodes: the machines, the head first.
-        start: starts ``skymagic.kernels.files`` on a node.
+        start: starts ``skymagic.kernels.transfer_server`` on a node.
         plane: carries files that several nodes lack to all of them at once; None if unavailable.
     """
 

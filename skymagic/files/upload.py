@@ -232,12 +232,14 @@ class Upload:
         )
         different = {client: files_to_write(reply, digests) for client, reply in replies.items()}
         pieces = {
-            client: large_pieces(self._entries, different[client].want, reply.present)
+            client: large_pieces(self._entries, different[client].to_write, reply.present)
             for client, reply in replies.items()
         }
         groups: dict[object, list[FileClient]] = {}
         for client, change in different.items():
-            groups.setdefault((tuple(change.want), frozenset(pieces[client])), []).append(client)
+            groups.setdefault((tuple(change.to_write), frozenset(pieces[client])), []).append(
+                client
+            )
         present: dict[FileClient, dict[int, str]] = {}
         shared: dict[FileClient, Multicast | None] = {}
         for members in groups.values():
@@ -247,7 +249,9 @@ class Upload:
                 for number in pieces[first]
             }
             present |= dict.fromkeys(members, alike)
-            shared |= dict.fromkeys(members, self._shared(different[first].want, members, alike))
+            shared |= dict.fromkeys(
+                members, self._shared(different[first].to_write, members, alike)
+            )
 
         def write(client: FileClient) -> Copied:
             change = different[client]
@@ -257,7 +261,7 @@ class Upload:
             return copied_summary(
                 client.node,
                 self._entries,
-                change.want,
+                change.to_write,
                 reply.nbytes,
                 reply.removed,
                 self._found.notes,
@@ -324,7 +328,9 @@ class Upload:
         shared: Multicast | None,
     ) -> files_wire.WriteReply:
         if shared is None:
-            return client.send(change, self._frames(change.want, remote_digests, self._counter.add))
+            return client.send(
+                change, self._frames(change.to_write, remote_digests, self._counter.add)
+            )
         try:
             return client.send(change, shared.messages(client), partial(shared.included, client))
         finally:

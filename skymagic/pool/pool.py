@@ -373,7 +373,7 @@ class Pool(SharedStatus):
         def run(node: Node) -> Transport:
             folder = self.agents.started[node.index].directory
             log = debug_log.arguments(folder, "files", self.name, node.index)
-            return node.run(processes.FILES, self._folder, *log)
+            return node.run(processes.TRANSFER_SERVER, self._folder, *log)
 
         return Files(
             self.agents.nodes,

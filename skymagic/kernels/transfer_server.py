@@ -1,7 +1,7 @@
 """Transfer server of a node: stat, list, hash, compare, write, send.
 
-Each copy has one process, which handles one request at a time, speaks `skymagic.wire.files` over
-its standard input and output, and ends when its input does.
+Each copy operation starts one such process on each node. It handles one request at a time, speaks
+`skymagic.wire.files` over its standard input and output, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TransferServer:
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
-        """Serve until the input ends; a partly received large file then stays, to be resumed."""
+        """Serve until the input ends. A partly received large file then stays, to be resumed."""
         try:
             for message, _ in self._messages:
                 logger.debug("file request: kind=%s", type(message).__name__)
@@ -58,7 +58,11 @@ class TransferServer:
                 self._receiver.abort()
 
     def _receive(self) -> Iterator[tuple[files_wire.FileMessage, bytes | memoryview]]:
-        """Yield messages and their payloads; those of included files replace the `Include`."""
+        """Yield messages with their payloads.
+
+        An `Include` names a file in the node's store that holds encoded messages: they are yielded
+        in its place.
+        """
         for message, payload in files_wire.messages(
             lambda: os.read(self._source, files_wire.CHUNK)
         ):
@@ -90,7 +94,7 @@ class TransferServer:
             case files_wire.Write():
                 return self._write(request)
             case files_wire.SendFiles():
-                return self._send(request.numbers, request.pieces)
+                return self._send(request.numbers, request.remote_digests)
         raise ValueError(f"not a request: {request!r}")
 
     def _cancelled(self) -> bool:
@@ -123,7 +127,7 @@ class TransferServer:
     def _write(self, request: files_wire.Write) -> files_wire.WriteReply:
         receiver = self._receiver
         assert receiver is not None
-        receiver.begin(request.want)
+        receiver.begin(request.to_write)
         reported = False
         for message, payload in self._messages:
             if not isinstance(message, files_wire.FilePart):
@@ -136,7 +140,7 @@ class TransferServer:
         if isinstance(message, files_wire.Cancel):
             receiver.abort()
         else:
-            receiver.end(request.equal)
+            receiver.end(request.same_content)
         logger.info(
             "files received: files=%s removed=%s problems=%s bytes=%s",
             receiver.files,
@@ -150,13 +154,13 @@ class TransferServer:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def _send(self, numbers: list[int], pieces: list[str]) -> files_wire.SendFilesReply:
+    def _send(self, numbers: list[int], remote_digests: list[str]) -> files_wire.SendFilesReply:
         selected = [
             (number, self._listing.entries[number], self._listing.places[number])
             for number in numbers
         ]
         for data in files_wire.joined(
-            encoded_files(selected, remote_digests=dict(zip(numbers, pieces, strict=True)))
+            encoded_files(selected, remote_digests=dict(zip(numbers, remote_digests, strict=True)))
         ):
             if self._cancelled():
                 break
