@@ -106,7 +106,7 @@ class SkyMagics(Magics):
             if request.all or not (pools or request.name)
             else [registry.pool_named(request.name, ended=True)]
         )
-        registry.close(to_stop, self._report_stopped)
+        registry.close_all(to_stop, self._report_stopped)
         if not to_stop:
             print("no pool is running")
         if request.all:
