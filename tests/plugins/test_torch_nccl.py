@@ -136,7 +136,7 @@ def test_models_are_compared_in_pieces(golden: Golden, monkeypatch: pytest.Monke
         made.append(tensor.numel() * 8)
         return double(tensor)
 
-    monkeypatch.setattr(membership, "tell_all", told)
+    monkeypatch.setattr(membership, "all_gather_pairs", told)
     monkeypatch.setattr(torch.Tensor, "double", counted)
     model = torch.nn.Linear(2000, 2000).bfloat16()
     before: dict[int, int] = {}
