@@ -183,7 +183,7 @@ def _hashes(variable: Variable) -> Callable[[Content], str | None]:
 def _place(memory: Content) -> tuple[int, int]:
     """Return address and length of memory, or the object's identity for bytes."""
     if isinstance(memory, DeviceBytes):
-        return memory.place
+        return memory.address_range
     # NumPy gives the address of any buffer, read-only ones included.
     numpy = sys.modules.get("numpy")
     if isinstance(memory, memoryview) and numpy is not None and memory.nbytes:
