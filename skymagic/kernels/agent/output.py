@@ -19,7 +19,7 @@ from typing import Any
 from skymagic.kernels.agent.logs import RankLog
 from skymagic.kernels.agent.replay_buffer import DisplayBuffer, MetricsBuffer, RunBuffer
 from skymagic.wire import agent as wire
-from skymagic.wire.agent import BeginOutput, Publish, Reported
+from skymagic.wire.agent import BeginOutput, MetricsReport, Publish
 from skymagic.wire.output import (
     Output,
     OutputComplete,
@@ -166,7 +166,7 @@ class RankScreen:
         """Show a line of skymagic's own, after the text written before it."""
         self.show(OutputNote(self.rank, f"[rank {self.rank}: {text}]\n"))
 
-    def report(self, message: Reported) -> None:
+    def report(self, message: MetricsReport) -> None:
         """Send metrics of the request, also from ranks whose output is not shown."""
         if self.parent is None:
             return

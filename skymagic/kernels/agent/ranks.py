@@ -326,7 +326,7 @@ class Ranks:
                 rank.output.publish(message, now)
                 # the rank waits for this acknowledgment
                 rank.send(wire.Published())
-            case wire.Reported():
+            case wire.MetricsReport():
                 rank.output.screen.report(message)
             case wire.EndOutput():
                 logger.debug("run ends on the rank: rank=%s", rank.number)
@@ -346,7 +346,7 @@ class Ranks:
                     # open it early: its imports take a tenth of a second, and ranks should not have
                     # to wait
                     self._iopub.open()
-            case wire.HookSet():
+            case wire.HookPresence():
                 rank.hook = 0 if message.is_present else None
             case wire.HookEnded():
                 rank.hook = (rank.hook or 0) + 1

@@ -145,12 +145,12 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     interruption.attach(
         spec.rank,
         lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)),
-        lambda there: control.send(wire.HookSet(spec.rank, there)),
+        lambda there: control.send(wire.HookPresence(spec.rank, there)),
     )
     control.on_interruption = lambda said: interruption.notify(
         interruption.Interruption(said.reason, said.ranks, spec.rank in said.ranks, said.at)
     )
-    reporting.attach(lambda rows: control.send(wire.Reported(spec.rank, metrics.packed(rows))))
+    reporting.attach(lambda rows: control.send(wire.MetricsReport(spec.rank, metrics.packed(rows))))
     try:
         hooks = Hooks(spec.plugins, info)
     except Exception as problem:
