@@ -204,7 +204,7 @@ class Pool(SharedStatus):
         self.started_at = now()
         self.start_seconds = time.monotonic() - started
         self._enter_plugins()
-        self.survey.ready()
+        self.survey.mark_ready()
 
     def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[UnfinishedRun]:
         """Take over a pool that another notebook has started.
