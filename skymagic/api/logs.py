@@ -74,7 +74,7 @@ class LogsRequest:
 
 
 class LogReader:
-    """Read-only access to the logs of another process's pool, over connections of its own.
+    """Read-only access to the logs of another process's pool, over separate connections.
 
     Args:
         record: record of the pool.
@@ -305,7 +305,7 @@ def _open_from_outside(
 
 @dataclass
 class LogPosition:
-    """How far a rank's log was read."""
+    """Position in a rank's log up to which it was read."""
 
     end: int = 0
     """Number of bytes read."""
@@ -319,7 +319,7 @@ class LogPosition:
         return complete_lines
 
     def finish(self) -> list[str]:
-        """Return the incomplete line, if there is one, because nothing follows."""
+        """Return the incomplete line, if any: nothing will be added to it."""
         lines, self.partial_line = [self.partial_line] if self.partial_line else [], ""
         return lines
 

@@ -103,8 +103,8 @@ class InstallProgress:
         say: called with each line that an installer prints.
         sizes: bytes of the planned packages by canonical name. With them, download steps have a
             share.
-        on_python_ready: called with the path of the new environment's interpreter as soon as it can run
-            modules of skymagic.
+        on_python_ready: called with the path of the new environment's interpreter as soon as it can
+            run modules of skymagic.
     """
 
     def __init__(

@@ -240,7 +240,8 @@ def _try_install(
         plan: the installation.
         facts: the host.
         report: called with the text of each step.
-        on_python_ready: called with the interpreter's path as soon as it can run modules of skymagic.
+        on_python_ready: called with the interpreter's path as soon as it can run modules of
+            skymagic.
         wheels: files to upload besides what every new environment needs.
 
     Returns:
@@ -452,8 +453,8 @@ def _fetch_wheels(
         what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
         raise HostError(
             host.label,
-            f"{what} could not be installed: the host reaches no package index, and the wheels could "
-            f"not be fetched here either:\n{problem}",
+            f"{what} could not be installed: the host reaches no package index, and the wheels "
+            f"could not be fetched here either:\n{problem}",
             code="setup-packages",
         ) from None
 

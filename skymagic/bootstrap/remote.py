@@ -50,7 +50,7 @@ class RemoteShell(Protocol):
     ) -> ScriptResult:
         """Run `script` with ``/bin/sh -s`` in its own process group.
 
-        There is one call at a time.
+        Calls do not overlap.
 
         Args:
             script: a script for POSIX sh.

@@ -4,12 +4,13 @@ The line has a stop button, a button that asks where the ranks are, with a text 
 a button that shows what the ranks use.
 
 The line is shown first, without buttons. They appear once the front end has reported that it
-displays the line: its report arrives on the same channel as clicks will. If there are no widgets,
-or their messages do not arrive, only the line is shown, and no button that does nothing.
+displays the line: its report arrives on the same channel as clicks will. Without widgets, or if
+their messages do not arrive, only the line is shown, and no button that does nothing.
 
-When the run ends, text and HTML replace the widgets in the notebook. A page that was reloaded during
-the run does not see this, because it does not know earlier displays. It requests the state of the
-kernel's widgets instead, so the widgets of the last runs are kept, reduced to the final line.
+When the run ends, text and HTML replace the widgets in the notebook. A page that was reloaded
+during the run does not see this, because it does not know earlier displays. It requests the state
+of the kernel's widgets instead, so the widgets of the last runs are kept, reduced to the final
+line.
 """
 
 from __future__ import annotations
@@ -329,7 +330,7 @@ class ShellChannel:
     def heard_from_others(self, page: str, since: float) -> bool:
         """Return True if another page than `page` has sent a message since the time `since`.
 
-        JupyterLab uses a new session each time it is current_channel, and requests the kernel's state
+        JupyterLab uses a new session each time it is opened, and requests the kernel's state
         immediately. Messages are only noticed while a comm is registered.
         """
         return any(when >= since for other, when in [*self._pages.items()] if other != page)

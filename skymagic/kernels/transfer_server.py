@@ -60,8 +60,8 @@ class TransferServer:
     def _receive(self) -> Iterator[tuple[files_wire.FileMessage, bytes | memoryview]]:
         """Yield messages with their payloads.
 
-        An `Include` names a file in the node's store that holds encoded messages: they are yielded
-        in its place.
+        An `Include` names a file in the node's store that holds encoded messages. Those messages
+        are yielded instead.
         """
         for message, payload in files_wire.messages(
             lambda: os.read(self._source, files_wire.CHUNK)

@@ -381,7 +381,7 @@ class Recovery:
     def _end_unless_requested(self) -> bool:
         """End this recovery unless a restart has asked for more ranks; return whether it ended.
 
-        A restart that comes later starts a recovery of its own.
+        A restart that comes later starts another recovery.
         """
         with self._lock:
             if not self._to_replace:
@@ -430,8 +430,8 @@ def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     Most failures are only consequences: a rank that waited for a faulty one was released, or had
     lost its connection to it before (torch words this in many ways). At fault are the ranks that
     died, that raised any other error, or that had to be killed because releasing them did not end
-    their wait. If there are none, these are the ranks whose error may be a lost connection, but
-    whose text does not say so.
+    their wait. Otherwise, these are the ranks whose error may be a lost connection, but whose text
+    does not say so.
 
     Args:
         hung: ranks that were killed because they hung or could not start, with the reasons.

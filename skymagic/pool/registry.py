@@ -144,7 +144,7 @@ def close_all(
         on_closed: called after each pool that was closed.
 
     Raises:
-        PoolError: some pools were not closed; the message says what was not released.
+        PoolError: some pools were not closed; the message lists what was not released.
     """
     problems: list[str] = []
     interrupt: BaseException | None = None
@@ -165,7 +165,7 @@ def close_all(
 def at_exit() -> None:
     """Leave or close all pools when this process exits normally.
 
-    Pools are left running if `Pool.stays` says so; the others are closed.
+    Pools for which `Pool.stays` is true are left running; the others are closed.
     """
     # Jupyter sends SIGTERM 2.5 s after its shutdown request. SIGTERM would end this process before
     # the nodes of its pools have been told to end.

@@ -4,7 +4,7 @@ Each node is reached through a channel and then used like an SSH host. A provide
 request, asks its scheduler for nodes, waits while showing the reason, and releases the nodes.
 Everything else is here::
 
-    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode (one per node) ──set_up_nodes──▶ HostMachine ──▶ Node
+    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode, each ──set_up_nodes──▶ HostMachine ──▶ Node
                   └──close──▶ give_back, then all connections
 """
 
@@ -240,7 +240,7 @@ class DirectConnection:
         return None
 
     def _ensure_relay(self) -> bool:
-        """Start a relay unless there is one; return True if it listens."""
+        """Start a relay unless one is running; return True if it listens."""
         with self._lock:
             return bool(self._access.port) or self._start_relay()
 
@@ -268,7 +268,7 @@ class DirectConnection:
 
 @dataclass
 class Allocation:
-    """What a scheduler has allocated to a pool, or is asked to allocate."""
+    """Nodes that a scheduler allocates to a pool together, and the request for them."""
 
     job_id: str = ""
     """Job ID under which the scheduler knows the pool; "" before the request and after the release.
@@ -377,8 +377,8 @@ class ClusterSurvey(Survey):
         call_concurrently(HostMachine.close, before)
         if allocation.key is not None and (unverified := sorted(allocation.key.unverified)):
             print_note(
-                f"[{', '.join(unverified)}: trusted on first use, because without a shared home folder "
-                "the node cannot prove who it is (see SECURITY.md)]"
+                f"[{', '.join(unverified)}: trusted on first use, because without a shared home "
+                "folder the node cannot prove who it is (see SECURITY.md)]"
             )
         allocation.plan = replace(
             _with_measured_nodes(self.plan, allocation.machines, self.requirements), **plan_fields
@@ -510,7 +510,7 @@ one, or with the job.
 - A scheduler ends a job by a signal to all of its processes. The holder then waits until its
   daemons have ended, because a Slurm step kills the others when its first process has ended.
 - The end of a daemon writes ``-`` to the pipe, a signal an empty line, so that `read` returns. A
-  process beside them writes ``?`` after `HOLDER_SECONDS`: without a daemon, the holder then ends.
+  process next to them writes ``?`` after `HOLDER_SECONDS`: without a daemon, the holder then ends.
 - A daemon that is killed before it handles signals leaves its folder behind; the holder removes it.
 - Daemons get no SLURM_* variables, which frameworks would take for those of a launcher (Lightning
   issue 18650).

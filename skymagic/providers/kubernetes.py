@@ -59,8 +59,8 @@ def _cluster(context: str, namespace: str) -> KubernetesCluster:
 class PodNode(ClusterNode):
     """A pod and its cluster.
 
-    Pods of a job that skymagic created run a holder (`providers.cluster.HOLDER`); the user's own pods
-    do not.
+    Pods of a job that skymagic created run a holder (`providers.cluster.HOLDER`); the user's own
+    pods do not.
     """
 
     context: str
@@ -148,8 +148,8 @@ class Kubernetes:
         names = [pod["metadata"]["name"] for pod in _running(cluster, labels)] if labels else []
         if labels and len(names) < (request.nodes or 1):
             raise RequestError(
-                f"--pods {labels}: {count(len(names), 'running pod')} with these labels in {location}, "
-                f"and the pool needs {request.nodes or 1}"
+                f"--pods {labels}: {count(len(names), 'running pod')} with these labels in "
+                f"{location}, and the pool needs {request.nodes or 1}"
             )
         request = replace(request, nodes=request.nodes or len(names) or 1)
         shape = topology(request)
@@ -277,7 +277,7 @@ def _resources(request: PoolRequest, template: Json) -> Json:
 
 
 def _container(template: Json) -> Json:
-    """Return the template's first container, in which the pool's ranks run."""
+    """Return the template's first container, where the pool's ranks run."""
     return dict(next(iter(template.get("spec", {}).get("containers") or [{}])))
 
 

@@ -91,7 +91,7 @@ def _key(name: str) -> str:
 
 
 def put(name: str, value: Any) -> None:
-    """Set a value on all ranks of the pool, for this generation.
+    """Set a value of this generation on all ranks of the pool.
 
     The value consists of plain types that `wire.codec` encodes: numbers, strings, lists, and so on.
     Raises RuntimeError if this process is not a rank.

@@ -35,7 +35,7 @@ class HostConnection(ABC):
 
     Args:
         label: the user's name for the host.
-        trial: a command line with which the user can try to reach it.
+        trial: a command line for the user, to try to reach the host.
     """
 
     def __init__(self, label: str, trial: str) -> None:

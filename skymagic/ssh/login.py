@@ -73,7 +73,7 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
         send(data)
 
     def open_patched(*args: Any, **kwargs: Any) -> paramiko.Channel:
-        """Open a channel, for which the host may reuse a number."""
+        """Open a channel; the host may reuse the number of a closed one."""
         channel: paramiko.Channel = open_channel(*args, **kwargs)
         closed.discard(channel.remote_chanid.to_bytes(4, "big"))
         return channel
@@ -162,12 +162,11 @@ def authenticate(
     """Log in with one of the user's keys.
 
     Args:
-        ask: asks the user for the passphrase of a key; None if nobody can be asked.
+        ask: asks the user for the passphrase of a key; None if the notebook is unattended.
         cancellation: ends the wait for the host's answers.
 
     Raises:
-        UnsupportedLogin: the host requires more than a key, or OpenSSH may have other ways to log
-            in.
+        UnsupportedLogin: the host requires more than a key, or OpenSSH may be able to log in.
         HostError: the host accepts none of the keys.
     """
     import paramiko

@@ -1,7 +1,7 @@
 """Processes: modules that they start in one another, signals by pid, exit statuses in words.
 
 ``python -m`` runs each of the first ten modules in a separate process. A rank is forked and
-imports its module after that. `tests/test_house.py` reads this table of process boundaries, which
+imports its module after that. `tests/test_layers.py` reads this table of process boundaries, which
 imports do not show: no other module names one of skymagic's modules in a string.
 """
 

@@ -29,10 +29,10 @@ class Notes:
 
     def __init__(self) -> None:
         self._shown: defaultdict[str, set[Any]] = defaultdict(set)
-        """Kind of message → subjects for which it was already shown."""
+        """Kind of message → subjects that it was already shown for."""
 
     def _new(self, kind: str, items: Iterable[T]) -> list[T]:
-        """Return the subjects of which this message was not shown yet, sorted, and record them."""
+        """Return the subjects that this message was not shown for yet, sorted, and record them."""
         new = sorted(set(items) - self._shown[kind])  # type: ignore[type-var]
         self._shown[kind].update(new)
         return new

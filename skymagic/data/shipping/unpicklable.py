@@ -30,9 +30,9 @@ class Refusal:
     name: str
     type: str
     used_by: str
-    """Why it is needed: `"the cell"` or `"used by train"`."""
+    """Reason why it is needed: `"the cell"` or `"used by train"`."""
     problem: str
-    """What is wrong, including the part that causes it."""
+    """The problem, including the part that causes it."""
     remedy: str
 
     @classmethod

@@ -326,7 +326,7 @@ class Daemon:
         """Serve a notebook over this connection.
 
         Args:
-            message: tells the agent that a notebook has attached; None if it need not know.
+            message: message to the agent about the notebook; None for none.
         """
         self.client, self.attempt = request.client, request.attempt
         logger.info(

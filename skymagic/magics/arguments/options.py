@@ -15,7 +15,7 @@ PLUGINS = ("torch", "jax", "keras", "huggingface", "accelerate", "joblib", "skle
 
 
 class Arity(Enum):
-    """How many values an option takes."""
+    """Number of values that an option takes."""
 
     ONE = 1
     LIST = 2

@@ -3,7 +3,7 @@
 ::
 
     clients ──> catalogue (types, zones)  ─┐
-            ──> prices (list, spot)       ─┴─> Market ──> offers_to_try: in the order of trial
+            ──> prices (list, spot)       ─┴─> Market ──> offers_to_try: in order
 
 EC2 itself checks vCPU quotas: all machines of a pool are one call, which it refuses as a whole.
 """
