@@ -212,7 +212,7 @@ class Compute(RunningPool):
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
             return self
-        if rendezvous.attached():
+        if rendezvous.is_attached():
             raise RequestError(ON_A_RANK)
         running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}

@@ -262,7 +262,7 @@ def _log_kept_elsewhere(request: LogsRequest) -> records.KeptLog | None:
     """Return the kept log of an ended pool that this process does not know, or None."""
     return (
         records.kept_log(request.pool)
-        if request.pool and not registry.known(request.pool)
+        if request.pool and not registry.is_registered(request.pool)
         else None
     )
 
@@ -436,7 +436,7 @@ def job_record(request: LogsRequest) -> PoolRecord | None:
     The job may have ended.
     """
     asks_for_ranks = request.rank is not None or request.run is not None or request.cell is not None
-    if request.pool is None or asks_for_ranks or registry.known(request.pool):
+    if request.pool is None or asks_for_ranks or registry.is_registered(request.pool):
         return None
     matching = [
         record for record in records.every() if request.pool in (record.name, record.job_id)
@@ -556,7 +556,7 @@ def _select(
             if request.run in (None, run) and request.cell in (None, cell)
         )
         if not selected_runs:
-            mistakes.append(_no_run(request, cells_by_run))
+            mistakes.append(_explain_no_run(request, cells_by_run))
     if mistakes:
         raise RequestError(mistakes)
     return LogSelection(ranks, selected_runs, pattern)
@@ -570,7 +570,7 @@ def grep_pattern(grep: str | None) -> re.Pattern[str]:
         raise RequestError(f"--grep {grep!r} is not a regular expression: {wrong}") from None
 
 
-def _no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
+def _explain_no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
     """Return a message that no run matches, with the existing ones."""
     if request.cell is None:
         return f"the log has no run {request.run}; {_list_existing('run', list(runs))}"

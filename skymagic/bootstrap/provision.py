@@ -316,7 +316,7 @@ install() {
     fi
     guard_pip
     attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
-    if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
+    if [ -s "$drop/renewed.txt" ]; then  # pip does not reinstall a version that is there
         attempt "reinstalling with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
     fi
 }

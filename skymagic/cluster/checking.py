@@ -41,7 +41,7 @@ def check(
         # read.
         run_all([transport.close for transport in opened], timeout=TIMEOUT)
     health = tuple(
-        report if isinstance(report, Health) else _unreached(node, report)
+        report if isinstance(report, Health) else _unreachable(node, report)
         for node, report in zip(nodes, reports, strict=True)
     )
     return Findings(health, expected)
@@ -93,7 +93,7 @@ def _clock(
     return offset, error
 
 
-def _unreached(node: Node, problem: BaseException) -> Health:
+def _unreachable(node: Node, problem: BaseException) -> Health:
     logger.warning("node not checked: node=%s problem=%s", node.name, type(problem).__name__)
     first = (str(problem).splitlines() or [""])[0]
     return Health(node.name, unreached=first or type(problem).__name__)

@@ -113,7 +113,7 @@ class Controls:
         self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
         channel.add(self._box.model_id, self._on_view_count)
         for button, call in handlers:
-            channel.add(button.model_id, _clicked(call))
+            channel.add(button.model_id, _click_receiver(call))
 
     @property
     def ignored(self) -> bool:
@@ -254,7 +254,7 @@ def _button(label: str, icon: str, tooltip: str) -> Any:
     )
 
 
-def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
+def _click_receiver(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
     """Return a receiver of a button's messages that calls `call` on clicks."""
 
     def take(data: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Stacks and variables of ranks as text, and values by rank as a small table.
 
-Ranks with equal contents share a line. All functions are pure: they only build text.
+Ranks with equal contents share a line. These functions have no side effects.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
             (str(rank), kind, short_description(value))
             for rank, kind, value in zip(ranks, kinds, values, strict=True)
         ]
-    return list(_folded(list(zip(ranks, kinds, values, strict=True))))
+    return list(_fold_rows(list(zip(ranks, kinds, values, strict=True))))
 
 
-def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
+def _fold_rows(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
     numbers = [(rank, kind, value) for rank, kind, value in rows if type(value) in (int, float)]
     ranks_by_row: dict[tuple[str, str], list[int]] = {}
     for kind in dict.fromkeys(kind for _, kind, _ in numbers):

@@ -112,7 +112,7 @@ def _copy(
     assert outcome is not None
     assert outcome.lent is not None
     lent = outcome.lent
-    _check_lent(pool, lent, source)
+    _check_sent(pool, lent, source)
     same_node = len({specs[rank][0] for rank in (source, *ranks)}) == 1
     with orders_for_lent(
         shipper.sources, shipper.store, lent, ranks, same_node=same_node
@@ -124,7 +124,7 @@ def _copy(
     return lent
 
 
-def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
+def _check_sent(pool: Pool, lent: LentNames, source: int) -> None:
     if lent.missing:
         names = pool.shipper.bindings.names(source)
         raise RequestError(
@@ -135,7 +135,7 @@ def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
         )
     if lent.refused:
         reasons = [
-            f"{name} cannot travel from rank {source}: {reason}"
+            f"{name} cannot be sent from rank {source}: {reason}"
             for name, reason in lent.refused.items()
         ]
         raise CaptureError("; ".join(reasons))

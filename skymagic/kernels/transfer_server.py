@@ -83,12 +83,12 @@ class TransferServer:
                 return self._stat(request.path)
             case files_wire.List():
                 self._listing = listing(
-                    request.path, self._root, self._cancelled, follow=request.follow
+                    request.path, self._root, self._is_cancelled, follow=request.follow
                 )
                 return files_wire.ListReply(self._listing.plain())
             case files_wire.Hash():
                 paths = [self._listing.places[number] for number in request.numbers]
-                return files_wire.HashReply(listed_digests(paths, self._cancelled))
+                return files_wire.HashReply(listed_digests(paths, self._is_cancelled))
             case files_wire.Compare():
                 return self._compare(request)
             case files_wire.Write():
@@ -97,7 +97,7 @@ class TransferServer:
                 return self._send(request.numbers, request.remote_digests)
         raise ValueError(f"not a request: {request!r}")
 
-    def _cancelled(self) -> bool:
+    def _is_cancelled(self) -> bool:
         """Return True if any input is available, or the notebook is gone.
 
         While the notebook waits for a reply, it sends nothing but Cancel.
@@ -122,7 +122,7 @@ class TransferServer:
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         compare = self._receiver.comparison.compare
-        return compare(request.origin, tops, self._cancelled, contents=request.contents)
+        return compare(request.origin, tops, self._is_cancelled, contents=request.contents)
 
     def _write(self, request: files_wire.Write) -> files_wire.WriteReply:
         receiver = self._receiver
@@ -162,7 +162,7 @@ class TransferServer:
         for data in files_wire.joined(
             encoded_files(selected, remote_digests=dict(zip(numbers, remote_digests, strict=True)))
         ):
-            if self._cancelled():
+            if self._is_cancelled():
                 break
             write_all(self._sink, data)
         return files_wire.SendFilesReply()

@@ -510,7 +510,7 @@ def _attached(
             code="pool-exists",
             names=[record.name],
         )
-    if registry.known(record.name):
+    if registry.is_registered(record.name):
         raise PoolError(
             f"this notebook already has a pool {record.name!r}: end that first (%sky_down "
             f"{record.name})",

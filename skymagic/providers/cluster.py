@@ -210,13 +210,13 @@ class DirectConnection:
             if self._ensure_relay():
                 tunnel.move()
 
-        def changed(now: str) -> None:
+        def on_state(now: str) -> None:
             state(now)
             if now == "connected" and not daemon_started.is_set():
                 daemon_started.set()
                 start_all([move], name="skymagic-direct")
 
-        return tunnel.open(connect, changed)
+        return tunnel.open(connect, on_state)
 
     def run(self, module: str, *args: str) -> Transport:
         """Start a process that runs this module."""
@@ -486,7 +486,7 @@ if ! mkdir "$dir" 2>/dev/null; then
 fi
 trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
 @SEEN@command -v python3 >"$dir/python"
-# whoever finds it can write to it at once
+# rename it only once it is open, so that a writer never blocks
 mkfifo "$dir/.start" && exec 3<>"$dir/.start" && mv "$dir/.start" "$dir/start" || exit 1
 (trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do

@@ -145,7 +145,9 @@ class Kubernetes:
         if mistakes := cluster.mistakes(bool(labels)):
             raise RequestError(mistakes)
         location = f"namespace {cluster.namespace} of {cluster.label}"
-        names = [pod["metadata"]["name"] for pod in _running(cluster, labels)] if labels else []
+        names = (
+            [pod["metadata"]["name"] for pod in _running_pods(cluster, labels)] if labels else []
+        )
         if labels and len(names) < (request.nodes or 1):
             raise RequestError(
                 f"--pods {labels}: {count(len(names), 'running pod')} with these labels in "
@@ -193,7 +195,7 @@ class Kubernetes:
         else:
             pods = [
                 pod
-                for pod in _running(cluster, survey.labels)
+                for pod in _running_pods(cluster, survey.labels)
                 if pod["metadata"]["name"] in survey.plan.hosts
             ]
         ends = time.time() + (survey.plan.request.max_lifetime or LIFETIME) if creates_job else None
@@ -238,7 +240,7 @@ class Kubernetes:
         jobs = [
             job for job in cluster.jobs() if job["metadata"]["labels"].get(api.USER) == api.user()
         ]
-        return RemotePools(tuple(_listed(job, cluster.namespace) for job in jobs))
+        return RemotePools(tuple(_remote_pool(job, cluster.namespace) for job in jobs))
 
     def end(self, pool: RemotePool) -> str:
         """Delete the job of a pool in the current context's namespace, with its pods."""
@@ -246,7 +248,7 @@ class Kubernetes:
         return ""
 
 
-def _listed(job: Json, namespace: str) -> RemotePool:
+def _remote_pool(job: Json, namespace: str) -> RemotePool:
     job_id = job["metadata"]["labels"][api.JOB]
     where = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
     state, ends = api.job_words(job)
@@ -330,7 +332,7 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
     return tuple(str(text).splitlines())
 
 
-def _running(cluster: KubernetesCluster, labels: str) -> list[Json]:
+def _running_pods(cluster: KubernetesCluster, labels: str) -> list[Json]:
     """Return the running pods with these labels."""
     return [pod for pod in cluster.pods(labels)[0] if api.waiting_reason(pod) == ("", "")]
 

@@ -54,7 +54,7 @@ def attach(connection: ValueExchange, generation: int) -> None:
     _state.generation = generation
 
 
-def attached() -> bool:
+def is_attached() -> bool:
     """Return True if this process is a rank, or was forked from one."""
     return _state.connection is not None
 

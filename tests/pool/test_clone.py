@@ -155,7 +155,7 @@ BAD = {
     "%sky_clone 1 --from 7 x": "has ranks 0 to 2, not rank 7",
     "%sky_clone 1 --from 1 x": "rank 1 cannot get names from itself",
     "%sky_clone 1 --from 0 kept, keptt": "rank 0 has no keptt; did you mean 'kept'?",
-    "%sky_clone 1 --from 0 kept stream": "stream cannot travel from rank 0: TypeError: cannot pickle 'generator' object",
+    "%sky_clone 1 --from 0 kept stream": "stream cannot be sent from rank 0: TypeError: cannot pickle 'generator' object",
     "%sky_clone 1 --from 0 kept fussy": "kept, fussy cannot be rebuilt on this rank: ValueError: invalid literal for int()",
 }
 """The last: what cannot be made again from what has travelled."""

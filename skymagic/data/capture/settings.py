@@ -175,7 +175,7 @@ def _package_of_context_manager(item: ast.withitem, names: Mapping[str, object])
     """Return the package whose context manager is entered, or ""."""
     call = item.context_expr
     path = dotted_path(call.func if isinstance(call, ast.Call) else call)
-    return _resolved(path, names)[0] if path else ""
+    return _resolve(path, names)[0] if path else ""
 
 
 def _changed_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]:
@@ -190,7 +190,7 @@ def _changed_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]
 def _changed_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
     path = dotted_path(func)
     if path:
-        package, owner = _resolved(path[:-1], names) if len(path) > 1 else ("", None)
+        package, owner = _resolve(path[:-1], names) if len(path) > 1 else ("", None)
         # A setter called through its module: `np.set_printoptions(…)`.
         if isinstance(owner, types.ModuleType | type):
             if path[-1] in _SETTERS.get(package, ()):
@@ -222,7 +222,7 @@ def _changed_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterato
     if len(path) == 1 and item is target:
         return  # rebinds the name itself
     for length in range(1, len(path) + 1):
-        package, owner = _resolved(path[:length], names)
+        package, owner = _resolve(path[:length], names)
         if is_settings_object(owner):
             yield Setting(package, ".".join(path))
             return
@@ -233,7 +233,7 @@ def _is_logger(value: object) -> bool:
     return logging is not None and isinstance(value, logging.Logger)
 
 
-def _resolved(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
+def _resolve(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
     """Return the package and the value of a dotted name, without running code of the package.
 
     Return ("", None) if the name does not resolve.

@@ -233,7 +233,7 @@ class StoreClient:
         self._disconnect(self._transport)
 
     def close(self) -> None:
-        """Close the connection and its server for good; safe to call twice."""
+        """Close the connection and its server for good. Safe to call twice."""
         self.closed = True
         self._disconnect(self._transport)
         if self._closing is not None:

@@ -61,7 +61,7 @@ def explain_refusal(
     # Name the innermost part that fails, instead of the whole variable.
     path, culprit = find_unpicklable_part(value, pickle)
     named = type_name(culprit) if culprit is not value else ""
-    # cloudpickle turns a RecursionError into an error of its own.
+    # cloudpickle turns a RecursionError into another error.
     if "recursion" in str(problem) and (code := _own_code(problem.__cause__ or problem)):
         reason = f"its {code} recurses without end"
         return Refusal(
@@ -114,7 +114,7 @@ def refusal_message(refusals: list[Refusal]) -> str:
     """Return all refusals as one text, one per line."""
     count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"
     lines = "\n".join(f"  {refusal}" for refusal in refusals)
-    return f"{count} cannot travel to the ranks; nothing was run:\n{lines}"
+    return f"{count} cannot be sent to the ranks; nothing was run:\n{lines}"
 
 
 _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -209,7 +209,7 @@ def _reason_and_remedy(culprit: object, problem: BaseException) -> tuple[str, st
     if isinstance(problem, worlds.WorldError):
         return f"holds a {problem.type}, which {worlds.REASON}", worlds.REMEDY
     if made_by := _creating_operation(culprit):
-        return f"is part of a computation ({made_by}), which does not travel", _REMEDY_DETACH
+        return f"is part of a computation ({made_by}), which cannot be sent", _REMEDY_DETACH
     text = (
         f"{type(problem).__name__}: {problem}".strip().splitlines()[0]
         if str(problem)

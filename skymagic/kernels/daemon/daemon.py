@@ -211,7 +211,7 @@ class Daemon:
     def run(self) -> None:
         """Serve until the end, and leave nothing behind."""
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self.loop.step(min(filter(None, (self.deadline, self.kill_at)), default=None))
                 self._check_deadlines()
         finally:
@@ -224,7 +224,7 @@ class Daemon:
         self.loop.send_gone()
         self.loop.close()
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         if self.status is None:
             return False
         now = time.monotonic()
@@ -355,7 +355,7 @@ class Daemon:
             case frames.EOF:
                 self._close_input()
             case frames.OPEN:
-                self._open(frame)
+                self._open_channel(frame)
 
     def _start_debug_log(self) -> None:
         """Log as the agent does, from its configuration."""
@@ -398,9 +398,9 @@ class Daemon:
             and self.agent is not None
             and (status := self.agent.poll()) is not None
         ):
-            self._ended(status)
+            self._on_agent_exit(status)
 
-    def _ended(self, status: int) -> None:
+    def _on_agent_exit(self, status: int) -> None:
         """Send the agent's exit status after all of its output."""
         before = -1
         # read until nothing more arrives, not to the end of the stream: a process that the agent
@@ -424,7 +424,7 @@ class Daemon:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _open(self, frame: Frame) -> None:
+    def _open_channel(self, frame: Frame) -> None:
         sock: socket.socket | None = None
         try:
             target = OPEN_CHANNEL.decode(frame.data)

@@ -186,7 +186,8 @@ class Group:
         # After an attempt that failed, variables still hold the groups from before it.
         self._before = list(
             {
-                subgroup.key: subgroup for subgroup in (*membership.existing(), *self._before)
+                subgroup.key: subgroup
+                for subgroup in (*membership.existing_subgroups(), *self._before)
             }.values()
         )
         self._defaults += [dist.group.WORLD]

@@ -97,10 +97,10 @@ def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     import torch.distributed as dist
 
-    return _waiting(dist.all_gather), _waiting(dist.all_reduce)
+    return _marked_as_waiting(dist.all_gather), _marked_as_waiting(dist.all_reduce)
 
 
-def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+def _marked_as_waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         with rendezvous.waiting():
             return collective(*args)
@@ -167,7 +167,7 @@ class ReformedGroups:
     """Ranks that were not restarted."""
 
 
-def existing() -> list[Subgroup]:
+def existing_subgroups() -> list[Subgroup]:
     """Return the groups of this rank other than the default one."""
     from torch.distributed import distributed_c10d as c10d
 

@@ -86,7 +86,7 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     return Market(tuple(ordered), tuple(notes))
 
 
-def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
+def estimate(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
     """Return offers from the built-in list, for a preview without credentials.
 
     Makes no call. Raises RequestError.
