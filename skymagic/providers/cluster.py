@@ -4,7 +4,7 @@ Each node is reached through a channel and then used like an SSH host. A provide
 request, asks its scheduler for nodes, waits while showing the reason, and releases the nodes.
 Everything else is here::
 
-    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode, each ──set_up_nodes──▶ HostMachine ──▶ Node
+    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode, each ──prepare_nodes──▶ HostMachine ──▶ Node
                   └──close──▶ give_back, then all connections
 """
 
@@ -351,7 +351,7 @@ class ClusterSurvey(Survey):
                     allocation.key.drop()
                 self.leave()
 
-    def set_up_nodes(
+    def prepare_nodes(
         self,
         nodes: Sequence[ClusterNode],
         source: str,

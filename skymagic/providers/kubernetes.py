@@ -210,7 +210,9 @@ class Kubernetes:
             )
             for pod in pods
         ]
-        return survey.set_up_nodes(nodes, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends)
+        return survey.prepare_nodes(
+            nodes, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends
+        )
 
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]

@@ -504,7 +504,7 @@ class Ray:
         ssh.call_concurrently(lambda place: place.introduce(pem), nodes)
         hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
         next(survey.link.ask(hold))
-        return survey.set_up_nodes(nodes, "Ray has given", say)
+        return survey.prepare_nodes(nodes, "Ray has given", say)
 
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]

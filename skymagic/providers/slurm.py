@@ -136,7 +136,7 @@ class SlurmSurvey(ClusterSurvey):
             JobNode(name, allocation.job_id, login, allocation.number, allocation.key)
             for name in login.hostnames(job.nodes)
         ]
-        return self.set_up_nodes(
+        return self.prepare_nodes(
             nodes,
             f"Slurm job {allocation.number} has",
             say,
