@@ -9,8 +9,8 @@ PROCESSES ?= $(CORES)
 RETRY ?=
 # A part of the test files: `make test SHARD=1/4`, for machines that share them
 SHARD ?=
-# A folder of the package: `make near ROOM=data` takes its tests, and the test files that import from it
-ROOM ?=
+# A folder of the package: `make near FOLDER=data` takes its tests, and the test files that import from it
+FOLDER ?=
 VALUES ?=
 RUN := $(VENV)/bin/python
 DEMO := $(VENV)/.demo
@@ -25,7 +25,7 @@ PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
 	@echo "make quick   the tests that start no process: about half of them, in a minute"
-	@echo "make near ROOM=data  those with pools on this machine that concern a folder of the package"
+	@echo "make near FOLDER=data  those with pools on this machine that concern a folder of the package"
 	@echo "make docs-test  what the pages and the notebooks promise"
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
@@ -46,10 +46,10 @@ demo: $(DEMO)
 	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
 
 quick: $(READY)
-	@$(PYTEST) -m quick $(if $(ROOM),--room $(ROOM)) $(ARGS)
+	@$(PYTEST) -m quick $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
 near: $(READY)
-	@$(PYTEST) -m near $(if $(ROOM),--room $(ROOM)) $(ARGS)
+	@$(PYTEST) -m near $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
 # What the pages and the notebooks promise: in `make test`, and in neither `quick` nor `near`
 docs-test: $(READY)

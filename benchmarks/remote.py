@@ -167,7 +167,9 @@ def files(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
         node_of(
             index,
             name,
-            functools.partial(connection.open, command("-m", processes.FILES, "/dev/shm")),
+            functools.partial(
+                connection.open, command("-m", processes.TRANSFER_SERVER, "/dev/shm")
+            ),
         )
         for index, (name, connection) in enumerate(zip(hosts.names, connections, strict=True))
     ]

@@ -53,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "seconds for one test; needs pytest-timeout")
     ours = parser.getgroup("skymagic")
     ours.addoption(
-        "--room",
-        help="tests of this folder of the package: those in tests/ROOM, and files that import from it",
+        "--folder",
+        help="tests of this folder of the package: those in tests/FOLDER, and files that import from it",
     )
     ours.addoption(
         "--shard",
@@ -251,9 +251,9 @@ def _file(item: pytest.Item) -> str:
 def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, float]) -> set[str]:
     """The files of this run."""
     found = set(files)
-    if room := config.getoption("room"):
+    if folder := config.getoption("folder"):
         found = {
-            name for name, path in files.items() if concerns(path, Path(__file__).parent, room)
+            name for name, path in files.items() if concerns(path, Path(__file__).parent, folder)
         }
     if part := config.getoption("shard"):
         number, count = part
@@ -566,10 +566,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[DOUBTFUL] = []
         config.stash[SPENT] = []
         config.stash[MACHINE_TIME] = durations.machine_time()
-    if (room := config.getoption("room")) and not (
-        Path(__file__).parent.parent / "skymagic" / room
+    if (folder := config.getoption("folder")) and not (
+        Path(__file__).parent.parent / "skymagic" / folder
     ).is_dir():
-        raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
+        raise pytest.UsageError(f"--folder {folder}: skymagic/ has no such folder")
     WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
     sys.addaudithook(_audited)
     durations.count_sleep()

@@ -1,4 +1,4 @@
-"""Print how large the package is: ``python -m tests.house``. The figures are information, not a gate.
+"""Print how large the package is: ``python -m tests.layers``. The figures are information, not a gate.
 
 A plain cell is traced: which modules and functions of the package run in the notebook for one ``%%sky_broadcast`` on a pool that is ready.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
-from tests.house import PACKAGE, ROOT
+from tests.layers import PACKAGE, ROOT
 
 LARGE = 20
 """Methods that a class may have."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests import conftest, durations, environment
 from tests.durations import Spent
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.tiers import Reader, Tier, concerns
 
 

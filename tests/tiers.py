@@ -235,11 +235,11 @@ def _functions(value: Any) -> list[types.FunctionType]:
     return [value] if isinstance(value, types.FunctionType) else []
 
 
-def concerns(path: Path, folder: Path, room: str) -> bool:
+def concerns(path: Path, tests: Path, folder: str) -> bool:
     """Whether a test file is of this folder of the package: it is in the tests' folder of this name, or imports from the package's."""
-    if path.is_relative_to(folder / room):
+    if path.is_relative_to(tests / folder):
         return True
-    wanted = f"skymagic.{room.strip('/').replace('/', '.')}"
+    wanted = f"skymagic.{folder.strip('/').replace('/', '.')}"
     return any(name == wanted or name.startswith(f"{wanted}.") for name in _imports(path))
 
 

@@ -99,7 +99,7 @@ def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> 
     return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
-@suggesting("sky.Compute", ELSEWHERE, second_names=("vcpus", "memory_gb"))
+@suggesting("sky.Compute", ELSEWHERE, hidden_keywords=("vcpus", "memory_gb"))
 class Compute(RunningPool):
     """A pool made from Python: ``with sky.Compute(…) as pool:`` starts it, and stops it at the end.
 
@@ -212,7 +212,7 @@ class Compute(RunningPool):
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
             return self
-        if rendezvous.attached():
+        if rendezvous.is_attached():
             raise RequestError(ON_A_RANK)
         running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}

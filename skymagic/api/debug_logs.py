@@ -39,7 +39,7 @@ def from_notebook(request: LogsRequest) -> list[str]:
         PoolError: the pool does not exist.
     """
     check(request)
-    if request.pool and not registry.known(request.pool):
+    if request.pool and not registry.is_registered(request.pool):
         return from_outside(request)
     pool = registry.pool_named(request.pool, ended=True)
     nodes = pool.agents.nodes if pool.resources.started else ()

@@ -1,4 +1,4 @@
-"""Output of ranks, of a running pool or one that has ended.
+"""Logs of ranks, for running pools and for pools that have ended; and logs of notebook jobs.
 
 Used by ``%sky_logs`` and ``skymagic logs``.
 """
@@ -32,7 +32,7 @@ from skymagic.wire.untrusted import sanitized
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
 """Heading in a log above the first line of each run (`kernels.agent.output`)."""
-JOB_WORDS = {
+JOB_PREDICATES = {
     "none": "has left no log there",
     "running": "is running",
     "done": "has finished",
@@ -40,7 +40,9 @@ JOB_WORDS = {
     "stopped": "was stopped",
     "lost": "could not continue",
 }
+"""Predicate of the sentence about a notebook job, by its status (`wire.notebook`)."""
 Write = Callable[[str], object]
+"""Function that prints text as it is, without adding a newline."""
 READ_TIMEOUT = 30.0
 """Seconds within which a pool's agents must report the state of their ranks."""
 
@@ -55,7 +57,8 @@ class LogsRequest:
         grep: regular expression that lines must match.
         output: variable that receives the lines.
         debug: the debug logs of skymagic's own processes instead (`api.debug_logs`).
-        coming: returns True while a cell that the log does not show yet is on its way to the ranks.
+        cell_pending: returns True while a cell is on its way to the ranks, and so not in the logs
+            yet.
     """
 
     rank: Selection | None = None
@@ -67,16 +70,17 @@ class LogsRequest:
     grep: str | None = None
     output: str | None = None
     debug: bool = False
-    coming: Callable[[], bool] = lambda: False
+    cell_pending: Callable[[], bool] = lambda: False
 
 
 class LogReader:
-    """Read-only access to the logs of a pool that a notebook has, over separate connections.
+    """Read-only access to the logs of another process's pool, over separate connections.
 
     Args:
         record: record of the pool.
         key: addresses and credentials of its nodes.
-        nodes: its machines. Their owner is not closed, because that would terminate rented ones.
+        nodes: its machines. The survey that owns them is never closed, because closing it would
+            terminate rented machines.
 
     Raises:
         PoolError: a node cannot be reached.
@@ -89,7 +93,8 @@ class LogReader:
             replace(node, address=address, hostname=hostname, start_agent=partial(self._open, node))
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
-        ignore: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
+        # the notebook that has the pool handles events: a reader ignores them
+        ignore: Callable[..., None] = lambda *_: None  # noqa: E731
         self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore, ignore)
         status = SharedStatus(record.name, key.plan, Defaults(), record.job_id)
         try:
@@ -111,13 +116,13 @@ class LogReader:
         return transport
 
     def close(self) -> None:
-        """Close the connections; calling it twice is safe."""
+        """Close the connections. Safe to call twice."""
         self.agents.leave()
         run_all([transport.close for transport in self._transports])
 
 
 def open_reader(name: str) -> LogReader:
-    """Connect to the agents of a pool by its name or job id.
+    """Connect to the agents of a pool, given its name or job ID.
 
     The caller closes the reader. Raises PoolError.
     """
@@ -132,11 +137,13 @@ Readable = Pool | LogReader
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LogSelection:
     """A request resolved against the ranks and runs of a pool.
 
     Attributes:
+        ranks: numbers of the selected ranks.
         runs: numbers of the selected runs; None if the request does not restrict them.
+        pattern: pattern that lines must match.
     """
 
     ranks: tuple[int, ...]
@@ -147,7 +154,7 @@ class Chosen:
         """Return the prefix of a rank's lines."""
         return f"[{rank}] " if len(self.ranks) > 1 else ""
 
-    def matching(self, lines: Sequence[str]) -> list[str]:
+    def filter(self, lines: Sequence[str]) -> list[str]:
         """Return the lines that match the pattern.
 
         A redrawn progress bar is matched by its final state.
@@ -168,7 +175,7 @@ def show(request: LogsRequest, write: Write) -> None:
     last_lines = registry.last_lines(request.pool)
     if last_lines is not None:
         name, texts = last_lines
-        _ended(texts, request, write)
+        _write_ended(texts, request, write)
         write(
             f"[pool {name!r} has ended; the last lines of each rank are kept while the "
             "notebook runs]\n"
@@ -177,30 +184,30 @@ def show(request: LogsRequest, write: Write) -> None:
     if (record := job_record(request)) is not None:
         show_job(record, request, write)
         return
-    kept_log = _ended_elsewhere(request)
+    kept_log = _log_kept_elsewhere(request)
     if kept_log is None:
-        live(registry.pool_named(request.pool), request, write)
+        write_running(registry.pool_named(request.pool), request, write)
         return
-    _ended({0: kept_log.text}, request, write)
+    _write_ended({0: kept_log.text}, request, write)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept_log.ended))
     write(
-        f"[pool {kept_log.name!r} ({kept_log.job_id}) has ended at {when}; what rank 0 "
-        "wrote last is kept here]\n"
+        f"[pool {kept_log.name!r} ({kept_log.job_id}) ended at {when}; the last output of rank 0 "
+        "is kept on this machine]\n"
     )
 
 
 def show_from_outside(request: LogsRequest, write: Write) -> str:
-    """Write the requested lines of a pool of this machine's notebooks, over separate connections.
+    """Write the requested lines of a pool that another process of this machine has.
 
     Return the status of the notebook job whose log it is, or "". Raises as `show` does.
     """
     if (record := job_record(request)) is not None:
         return show_job(record, request, write)
-    with _outside(request) as (texts, pool):
+    with _open_from_outside(request) as (texts, pool):
         if pool is not None:
-            live(pool, request, write)
+            write_running(pool, request, write)
         else:
-            _ended(texts, request, write)
+            _write_ended(texts, request, write)
     return ""
 
 
@@ -234,8 +241,8 @@ def report(request: LogsRequest) -> RankLines | JobLines:
         status = show_job(record, request, lines.append)
         text = "".join(lines[:-1])  # the last line reports the outcome to people
         return JobLines(request.pool, record.notebook, status, text.splitlines())
-    with _outside(request) as (texts, pool):
-        logs = _collected(pool, texts, request)
+    with _open_from_outside(request) as (texts, pool):
+        logs = _read_lines(pool, texts, request)
     return RankLines(
         pool=request.pool,
         ended=pool is None,
@@ -243,31 +250,32 @@ def report(request: LogsRequest) -> RankLines | JobLines:
     )
 
 
-def collected(request: LogsRequest) -> Logs:
+def collect(request: LogsRequest) -> Logs:
     """Return the requested lines as an object. Raises as `show` does."""
     last_lines = registry.last_lines(request.pool)
-    kept_log = _ended_elsewhere(request)
+    kept_log = _log_kept_elsewhere(request)
     texts = last_lines[1] if last_lines else {0: kept_log.text} if kept_log else {}
-    return _collected(None if texts else registry.pool_named(request.pool), texts, request)
+    return _read_lines(None if texts else registry.pool_named(request.pool), texts, request)
 
 
-def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
+def _log_kept_elsewhere(request: LogsRequest) -> records.KeptLog | None:
     """Return the kept log of an ended pool that this process does not know, or None."""
     return (
         records.kept_log(request.pool)
-        if request.pool and not registry.known(request.pool)
+        if request.pool and not registry.is_registered(request.pool)
         else None
     )
 
 
-def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
+def _read_lines(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
     if pool is not None:
-        selection = _chosen_of(pool, request)
+        selection = _select_in_pool(pool, request)
         lines = {
-            rank: _last(pool.agents, rank, selection, request.lines)[0] for rank in selection.ranks
+            rank: _last_lines(pool.agents, rank, selection, request.lines)
+            for rank in selection.ranks
         }
     else:
-        lines = _lines_of(texts, request)[1]
+        lines = _select_kept_lines(texts, request)[1]
     return Logs(
         {
             rank: [sanitized(last_state(line)) for line in rank_lines]
@@ -277,8 +285,10 @@ def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsReq
 
 
 @contextlib.contextmanager
-def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], LogReader | None]]:
-    """Yield (kept texts by rank of an ended pool, reader of a running one)."""
+def _open_from_outside(
+    request: LogsRequest,
+) -> Iterator[tuple[Mapping[int, str], LogReader | None]]:
+    """Yield kept texts by rank and None for an ended pool, {} and a reader for a running one."""
     name = request.pool or ""
     kept_log = records.kept_log(name)
     if kept_log is not None and not any(
@@ -290,104 +300,126 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], LogReade
         yield {}, pool
 
 
-# -- of a pool that runs ---------------------------------------------------------------------------
+# -- running pools ---------------------------------------------------------------------------------
 
 
-def live(pool: Readable, request: LogsRequest, write: Write) -> None:
+@dataclass
+class LogPosition:
+    """Position in a rank's log up to which it was read."""
+
+    end: int = 0
+    """Number of bytes read."""
+    partial_line: str = ""
+    """Text of the last line, if it is incomplete so far."""
+
+    def add(self, text: str, end: int) -> list[str]:
+        """Add text that follows, and return the lines that are complete now."""
+        *complete_lines, self.partial_line = (self.partial_line + text).split("\n")
+        self.end = end
+        return complete_lines
+
+    def finish(self) -> list[str]:
+        """Return the incomplete line, if any: nothing will be added to it."""
+        lines, self.partial_line = [self.partial_line] if self.partial_line else [], ""
+        return lines
+
+
+def write_running(pool: Readable, request: LogsRequest, write: Write) -> None:
     """Write log lines of a running pool. Raises as `show` does."""
     if not request.follow:
-        _show_last(pool, _chosen_of(pool, request), request, write)
+        selection = _select_in_pool(pool, request)
+        for rank in selection.ranks:
+            lines = _last_lines(pool.agents, rank, selection, request.lines)
+            write(_printable(lines, selection.label(rank)))
         return
     with contextlib.suppress(KeyboardInterrupt):  # the stop button
-        selection = _awaited(pool, request)
-        ends = _show_last(pool, selection, request, write)
+        selection = _select_once_started(pool, request)
+        positions = {}
+        for rank in selection.ranks:
+            lines, positions[rank] = _read_last(pool.agents, rank, selection, request.lines)
+            write(_printable(lines, selection.label(rank)))
         follow = _follow if selection.runs is None else _follow_run
-        follow(pool.agents, selection, ends, write)
+        try:
+            follow(pool.agents, selection, positions, write)
+        finally:
+            for rank, position in positions.items():
+                write(_printable(selection.filter(position.finish()), selection.label(rank)))
 
 
-def _show_last(
-    pool: Readable, matching: Chosen, request: LogsRequest, write: Write
-) -> dict[int, int]:
-    """Write the requested last lines, and return their end by rank, in bytes."""
-    ends = {}
-    for rank in matching.ranks:
-        lines, ends[rank] = _last(pool.agents, rank, matching, request.lines)
-        write(_labelled(lines, matching.label(rank)))
-    return ends
-
-
-def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
+def _select_in_pool(pool: Readable, request: LogsRequest) -> LogSelection:
     """Resolve the request against this pool. Raises RequestError with all mistakes."""
-    return _chosen(
+    return _select(
         request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks)
     )
 
 
-def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
+def _select_once_started(pool: Readable, request: LogsRequest) -> LogSelection:
     """Resolve the request once a cell that is on its way to the ranks has started."""
-    ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
+    ranks = _select_in_pool(pool, replace(request, run=None, cell=None)).ranks
     while True:
-        coming = request.coming()
+        is_pending = request.cell_pending()
         log_end = telemetry.last_lines(pool.agents, ranks[0], 1)[1]
         try:
-            return _chosen_of(pool, request)
+            return _select_in_pool(pool, request)
         except RequestError:
-            if not coming:
+            if not is_pending:
                 raise
         telemetry.output_since(pool.agents, ranks[0], log_end, 1.0)
 
 
-def _last(agents: Agents, rank: int, matching: Chosen, lines: int) -> tuple[list[str], int]:
-    """Return the last lines of a rank, and their end in bytes."""
-    if matching.runs is None and not matching.pattern.pattern:
-        text, end = telemetry.last_lines(agents, rank, lines)
-        return (text.removesuffix("\n").split("\n") if text else []), end
-    last_lines, end = deque[str](maxlen=lines), 0
-    for run in matching.runs or (WHOLE_LOG,):
-        partial_line = ""
+def _read_last(
+    agents: Agents, rank: int, selection: LogSelection, lines: int
+) -> tuple[list[str], LogPosition]:
+    """Return the last complete lines of a rank, and the position after them."""
+    position = LogPosition()
+    if selection.runs is None and not selection.pattern.pattern:
+        return position.add(*telemetry.last_lines(agents, rank, lines)), position
+    last_lines = deque[str](maxlen=lines)
+    for run in selection.runs or (WHOLE_LOG,):
+        last_lines.extend(selection.filter(position.finish()))  # the end of the run before
         for piece in telemetry.pieces(agents, rank, run):
-            *complete_lines, partial_line = (partial_line + piece.text).split("\n")
-            last_lines.extend(matching.matching(complete_lines))
-            end = piece.end
-        last_lines.extend(matching.matching([partial_line] if partial_line else []))
-    return list(last_lines), end
+            last_lines.extend(selection.filter(position.add(piece.text, piece.end)))
+    return list(last_lines), position
 
 
-def _follow(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
+def _last_lines(agents: Agents, rank: int, selection: LogSelection, lines: int) -> list[str]:
+    """Return the last lines of a rank, including an incomplete one."""
+    complete_lines, position = _read_last(agents, rank, selection, lines)
+    return list(deque([*complete_lines, *selection.filter(position.finish())], maxlen=lines))
+
+
+def _follow(
+    agents: Agents, selection: LogSelection, positions: Mapping[int, LogPosition], write: Write
+) -> None:
     while True:
-        for rank in matching.ranks:
-            text, ends[rank] = telemetry.output_since(
-                agents, rank, ends[rank], 1.0 / len(matching.ranks)
+        for rank, position in positions.items():
+            lines = position.add(
+                *telemetry.output_since(agents, rank, position.end, 1.0 / len(positions))
             )
-            write(_labelled(matching.matching(text.split("\n")[:-1]), matching.label(rank)))
+            write(_printable(selection.filter(lines), selection.label(rank)))
 
 
-def _follow_run(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
+def _follow_run(
+    agents: Agents, selection: LogSelection, positions: Mapping[int, LogPosition], write: Write
+) -> None:
     """Follow the last of the selected runs until it has ended on all ranks."""
-    assert matching.runs
-    partial_lines = dict.fromkeys(matching.ranks, "")
-    while partial_lines:
-        for rank in list(partial_lines):
-            over, previous_end = False, ends[rank]
-            for piece in telemetry.pieces(agents, rank, matching.runs[-1], previous_end or None):
-                *complete_lines, partial_lines[rank] = (partial_lines[rank] + piece.text).split(
-                    "\n"
-                )
-                ends[rank], over = piece.end, piece.over
-                write(_labelled(matching.matching(complete_lines), matching.label(rank)))
-            if over:
-                partial_line = partial_lines.pop(rank)
-                write(
-                    _labelled(
-                        matching.matching([partial_line] if partial_line else []),
-                        matching.label(rank),
-                    )
-                )
-            elif ends[rank] == previous_end:  # no new output: wait for more
-                telemetry.output_since(agents, rank, ends[rank], 1.0 / len(partial_lines))
+    assert selection.runs
+    unfinished = dict(positions)
+    while unfinished:
+        for rank, position in list(unfinished.items()):
+            is_over, previous_end = False, position.end
+            for piece in telemetry.pieces(agents, rank, selection.runs[-1], previous_end or None):
+                lines = position.add(piece.text, piece.end)
+                write(_printable(selection.filter(lines), selection.label(rank)))
+                is_over = piece.over
+            if is_over:
+                del unfinished[rank]
+                write(_printable(selection.filter(position.finish()), selection.label(rank)))
+            elif position.end == previous_end:  # no new output: wait for more
+                telemetry.output_since(agents, rank, position.end, 1.0 / len(unfinished))
 
 
-def _labelled(lines: Sequence[str], label: str) -> str:
+def _printable(lines: Sequence[str], label: str) -> str:
     """Return log lines as text that is safe to print.
 
     A log holds what any program on the node wrote, and is also read in a terminal.
@@ -395,7 +427,7 @@ def _labelled(lines: Sequence[str], label: str) -> str:
     return sanitized("".join(log_lines(f"{line}\n", label) for line in lines))
 
 
-# -- of a notebook job -----------------------------------------------------------------------------
+# -- notebook jobs ---------------------------------------------------------------------------------
 
 
 def job_record(request: LogsRequest) -> PoolRecord | None:
@@ -403,8 +435,8 @@ def job_record(request: LogsRequest) -> PoolRecord | None:
 
     The job may have ended.
     """
-    of_ranks = request.rank is not None or request.run is not None or request.cell is not None
-    if request.pool is None or of_ranks or registry.known(request.pool):
+    asks_for_ranks = request.rank is not None or request.run is not None or request.cell is not None
+    if request.pool is None or asks_for_ranks or registry.is_registered(request.pool):
         return None
     matching = [
         record for record in records.every() if request.pool in (record.name, record.job_id)
@@ -429,28 +461,28 @@ def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
         nonlocal partial_line, size
         *lines, partial_line = (partial_line + text).split("\n")
         matching = [line for line in lines if pattern.search(last_state(line))]
-        write(_labelled(matching[-size:] if size else matching, ""))
+        write(_printable(matching[-size:] if size else matching, ""))
         size = None
 
     state = notebooks.follow(record, take, until_end=request.follow)
     take("\n" if partial_line else "")
     problem = f": {state.problem}" if state.problem else ""
-    write(f"[{record.notebook} {JOB_WORDS[state.status]}{problem}]\n")
+    write(f"[{record.notebook} {JOB_PREDICATES[state.status]}{problem}]\n")
     return state.status
 
 
-# -- of a pool that has ended ----------------------------------------------------------------------
+# -- ended pools -----------------------------------------------------------------------------------
 
 
-def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None:
-    selection, lines = _lines_of(texts, request)
+def _write_ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None:
+    selection, lines = _select_kept_lines(texts, request)
     for rank in selection.ranks:
-        write(_labelled(lines[rank], selection.label(rank)))
+        write(_printable(lines[rank], selection.label(rank)))
 
 
-def _lines_of(
+def _select_kept_lines(
     texts: Mapping[int, str], request: LogsRequest
-) -> tuple[Chosen, dict[int, list[str]]]:
+) -> tuple[LogSelection, dict[int, list[str]]]:
     """Return the resolved request, and the requested lines of kept texts by rank."""
     lines = {rank: text.removesuffix("\n").split("\n") for rank, text in texts.items()}
     headings = {
@@ -466,19 +498,21 @@ def _lines_of(
             if heading["run"]
         }
 
-    selection = _chosen(request, sorted(texts), runs)
+    selection = _select(request, sorted(texts), runs)
     selected = {
-        rank: lines[rank] if selection.runs is None else list(of_runs(lines[rank], selection.runs))
+        rank: lines[rank]
+        if selection.runs is None
+        else list(lines_of_runs(lines[rank], selection.runs))
         for rank in selection.ranks
     }
     return selection, {
-        rank: selection.matching(rank_lines)[-request.lines :]
+        rank: selection.filter(rank_lines)[-request.lines :]
         for rank, rank_lines in selected.items()
     }
 
 
-def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
-    """Yield the lines below the headings of these runs; pure."""
+def lines_of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
+    """Yield the lines below the headings of these runs."""
     inside = False
     for line in lines:
         if heading := HEADING.fullmatch(line):
@@ -487,14 +521,14 @@ def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
             yield line
 
 
-# -- what is meant ---------------------------------------------------------------------------------
+# -- resolving a request ---------------------------------------------------------------------------
 
 
-def _chosen(
+def _select(
     request: LogsRequest,
     available: Sequence[int],
     runs: Callable[[Sequence[int]], Mapping[int, int]],
-) -> Chosen:
+) -> LogSelection:
     """Resolve a request against the ranks of a pool; `runs` returns run → cell for given ranks.
 
     Raises RequestError with all mistakes.
@@ -522,10 +556,10 @@ def _chosen(
             if request.run in (None, run) and request.cell in (None, cell)
         )
         if not selected_runs:
-            mistakes.append(_no_run(request, cells_by_run))
+            mistakes.append(_explain_no_run(request, cells_by_run))
     if mistakes:
         raise RequestError(mistakes)
-    return Chosen(ranks, selected_runs, pattern)
+    return LogSelection(ranks, selected_runs, pattern)
 
 
 def grep_pattern(grep: str | None) -> re.Pattern[str]:
@@ -536,19 +570,19 @@ def grep_pattern(grep: str | None) -> re.Pattern[str]:
         raise RequestError(f"--grep {grep!r} is not a regular expression: {wrong}") from None
 
 
-def _no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
+def _explain_no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
     """Return a message that no run matches, with the existing ones."""
     if request.cell is None:
-        return f"the log has no run {request.run}; {_listed('run', list(runs))}"
+        return f"the log has no run {request.run}; {_list_existing('run', list(runs))}"
     if request.run is None:
         return (
             f"the log has no run of cell {request.cell}; "
-            f"{_listed('cell', sorted({*runs.values()}))}"
+            f"{_list_existing('cell', sorted({*runs.values()}))}"
         )
     return f"the log has no run {request.run} of cell {request.cell}"
 
 
-def _listed(noun: str, numbers: Sequence[int]) -> str:
+def _list_existing(noun: str, numbers: Sequence[int]) -> str:
     """Return a sentence that lists the existing runs or cells."""
     if not numbers:
         return "there are none yet"

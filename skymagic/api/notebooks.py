@@ -26,7 +26,7 @@ from skymagic.pool import keys, launch, records
 from skymagic.pool.keys import DisplayRecord, PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import head
-from skymagic.wire import notebook as wire
+from skymagic.wire import notebook as notebook_wire
 from skymagic.wire import processes
 from skymagic.wire.record import identity
 
@@ -126,7 +126,7 @@ def _start(
             accesses = head.accesses(nodes, key.accesses, addresses)
             pool_files = _pool_files(record, replace(key, accesses=accesses))
         output = f"{folder}/{request.executed}"
-        order = wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
+        order = notebook_wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
         records.write(job_record)  # must be written before the job's kernel takes the pool
         state = _asked(nodes[0], "start", record.job_id, order=order)
     if state.status == "refused":
@@ -158,7 +158,7 @@ def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
 
 def follow(
     record: PoolRecord, write: Callable[[str], object], *, until_end: bool
-) -> wire.NotebookState:
+) -> notebook_wire.NotebookState:
     """Write the log of the job on a pool, and return the job's state.
 
     With `until_end`, follow the log until the job has ended.
@@ -169,9 +169,9 @@ def follow(
     options = ("follow",) if until_end else ()
     with launch.machines(keys.read(record.job_id)) as nodes:
         for message in _messages(nodes[0], "logs", record.job_id, *options):
-            if isinstance(message, wire.LogText):
+            if isinstance(message, notebook_wire.LogText):
                 write(message.text)
-            elif isinstance(message, wire.NotebookState):
+            elif isinstance(message, notebook_wire.NotebookState):
                 _settle(record, message)
                 return message
     raise PoolError(
@@ -181,7 +181,7 @@ def follow(
     )
 
 
-def stop(name: str) -> wire.NotebookState:
+def stop(name: str) -> notebook_wire.NotebookState:
     """Interrupt the job on a pool, and return its previous state. Raises as `follow` does."""
     record = records.named(name)
     with launch.machines(keys.read(record.job_id)) as nodes:
@@ -196,7 +196,7 @@ def get(name: str, source: str, target: str) -> str:
     key = keys.read(records.named(name).job_id)
     with launch.machines(key) as nodes, Copying() as progress:
         folder = "~" if key.plan.remote else str(Path.cwd())
-        files = Files(nodes, lambda node: node.run(processes.FILES, folder))
+        files = Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder))
         copied = files.get(source, target, [0], progress)
     return summary(copied, progress.seconds, to_nodes=False)
 
@@ -215,7 +215,7 @@ def settled(record: PoolRecord) -> PoolRecord:
     return record
 
 
-def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
+def _settle(record: PoolRecord, state: notebook_wire.NotebookState) -> PoolRecord:
     """Record that the job has ended, and which runs of the pool it has shown."""
     if state.status == "running" or state.process != record.process:
         return record  # still running, or its kernel on this machine has written the record
@@ -229,13 +229,13 @@ def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
 
 
 def _messages(
-    head_node: Node, *text: str, order: wire.ExecuteNotebook | None = None
-) -> Iterator[wire.NotebookMessage]:
+    head_node: Node, *text: str, order: notebook_wire.ExecuteNotebook | None = None
+) -> Iterator[notebook_wire.NotebookMessage]:
     with contextlib.closing(head_node.run(processes.NOTEBOOK, *text)) as transport:
         if order is not None:
-            transport.write(wire.CODEC.encode(order))
+            transport.write(notebook_wire.CODEC.encode(order))
         with contextlib.suppress(EOFError, OSError):
-            for message, _ in wire.CODEC.messages(transport.read, noise=True):
+            for message, _ in notebook_wire.CODEC.messages(transport.read, noise=True):
                 yield message
         if complaint := transport.complaint():
             raise PoolError(
@@ -244,10 +244,10 @@ def _messages(
 
 
 def _asked(
-    head_node: Node, *question: str, order: wire.ExecuteNotebook | None = None
-) -> wire.NotebookState:
+    head_node: Node, *question: str, order: notebook_wire.ExecuteNotebook | None = None
+) -> notebook_wire.NotebookState:
     """Send a request and return the job's state, which ends the reply."""
     for message in _messages(head_node, *question, order=order):
-        if isinstance(message, wire.NotebookState):
+        if isinstance(message, notebook_wire.NotebookState):
             return message
     raise PoolError(f"{head_node.name} does not answer", code="unreached", names=[head_node.name])

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from skymagic.api.calls import Function
-from skymagic.api.logs import LogsRequest, collected
+from skymagic.api.logs import LogsRequest, collect
 from skymagic.data.namespace import Namespace
 from skymagic.display.live import in_notebook
 from skymagic.display.screen import Copying, print_note
@@ -199,7 +199,7 @@ class RunningPool:
         Raises:
             RequestError: the ranks or runs do not exist, or the regular expression is invalid.
         """
-        return collected(
+        return collect(
             LogsRequest(_selection(rank), lines, pool=self.pool.name, run=run, cell=cell, grep=grep)
         )
 

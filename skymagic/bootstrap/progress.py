@@ -103,8 +103,8 @@ class InstallProgress:
         say: called with each line that an installer prints.
         sizes: bytes of the planned packages by canonical name. With them, download steps have a
             share.
-        runs: called with the path of the new environment's interpreter as soon as it can run
-            modules of skymagic.
+        on_python_ready: called with the path of the new environment's interpreter as soon as it can
+            run modules of skymagic.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class InstallProgress:
         hidden: Collection[str] = (),
         say: Callable[[str], None] = lambda line: None,
         sizes: Mapping[str, int] | None = None,
-        runs: Callable[[str], None] = lambda python: None,
+        on_python_ready: Callable[[str], None] = lambda python: None,
     ) -> None:
         self._downloads = Downloads(sizes or {})
         self._report, self._hidden, self._words = report, hidden, say
-        self._runs = runs
+        self._on_python_ready = on_python_ready
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
@@ -142,7 +142,7 @@ class InstallProgress:
             self._last.clear()
             self._report(self._step)
         elif name == "runs":
-            self._runs(value.strip())
+            self._on_python_ready(value.strip())
         elif name == "waiting":
             self._report("waiting for another pool that creates the same environment")
         elif name == "instead":

@@ -39,7 +39,7 @@ from skymagic.bootstrap.messages import (
 )
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.remote import Carry, Installation, RemoteShell, Report, upload
+from skymagic.bootstrap.remote import Installation, RemoteShell, Report, SendByStore, upload
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 from skymagic.bootstrap.wheelhouse import (
@@ -72,7 +72,7 @@ class Supply:
     copied: str = ""
 
 
-# ------------------------------------------------------------------------------- looking and making
+# -------------------------------------------------------------------------------- probe and set up
 
 
 def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> HostFacts:
@@ -120,12 +120,12 @@ def setup(
         report: called with the text of each step and with the installers' progress.
         facts: result of `probe` for this host and the same requirements.
         supply: source of its packages; None for its package indexes.
-        early: called while packages install, with an installation that can run modules that need
-            none of them.
+        early: called before the packages are complete, with an installation that can run modules
+            without dependencies.
 
     Raises:
-        HostError: the error on the host, its last output and a remedy. Nothing half-made stays
-            there.
+        HostError: the error on the host, its last output and a remedy. A failed installation is
+            removed from the host.
     """
     facts = facts or probe(host, requirements)
     skew = round(facts.clock - time.time())
@@ -155,6 +155,8 @@ def setup(
             lambda python: early(Installation(python, initial_facts, code, requirements)),
         )
         if not facts.ready:
+            # The probe was before the installation: a new environment has the notebook's own
+            # distributions, and wheels from here if the host reaches no index.
             facts = replace(
                 facts, own=requirements.digests, sent=supply is not None and facts.without_index
             )
@@ -165,11 +167,13 @@ def setup(
     )
     ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
     _renew_own(host, ready, report)
+    # All of the notebook's own distributions are up to date now.
     return replace(ready, facts=replace(facts, own=requirements.digests))
 
 
 def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
-    """Reinstall those of the notebook's own distributions whose source has changed since then."""
+    """Reinstall those of the notebook's own distributions whose source has changed since they
+    were installed."""
     changed = tuple(
         own_wheel
         for own_wheel in ready.requirements.own
@@ -200,7 +204,7 @@ def _install(
     facts: HostFacts,
     report: Report,
     supply: Supply,
-    runs: Callable[[str], None],
+    on_python_ready: Callable[[str], None],
 ) -> None:
     plan = plan_install(
         requirements, facts, supply.copied or secrets.token_hex(8), wheel.running_wheel()[1]
@@ -211,22 +215,22 @@ def _install(
         if supply.house
         else {}
     )
-    failure = _tried(host, plan, facts, report, runs, wheels)
+    failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
         logger.warning("installation is tried again without the cache: host=%s", host.label)
         report("its package cache seems damaged; installing without it")
-        failure = _tried(host, replace(plan, cached=False), facts, report, runs)
+        failure = _try_install(host, replace(plan, cached=False), facts, report, on_python_ready)
     if failure is not None:
         logger.warning("installation failed: host=%s", host.label)
         raise HostError(host.label, failure.reason, failure.remedy(facts), code="setup")
 
 
-def _tried(
+def _try_install(
     host: RemoteShell,
     plan: InstallPlan,
     facts: HostFacts,
     report: Report,
-    runs: Callable[[str], None],
+    on_python_ready: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
 ) -> InstallFailure | None:
     """Upload the files, unless a copy of the environment is there, and install.
@@ -236,21 +240,24 @@ def _tried(
         plan: the installation.
         facts: the host.
         report: called with the text of each step.
-        runs: called with the interpreter's path as soon as it can run modules of skymagic.
+        on_python_ready: called with the interpreter's path as soon as it can run modules of
+            skymagic.
         wheels: files to upload besides what every new environment needs.
 
     Returns:
         The failure, or None on success.
     """
     if not plan.copied:
-        files = {**_files(host, plan, facts), **(wheels or {})}
+        files = {**_files_to_upload(host, plan, facts), **(wheels or {})}
         upload(host, f"{facts.folder}/incoming/{plan.incoming}", files, report)
     sizes = {
         package.name: package.nbytes
         for package in packages(plan.requirements, facts)
         if package.nbytes
     }
-    progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)
+    progress = InstallProgress(
+        report, plan.requirements.hidden, sizes=sizes, on_python_ready=on_python_ready
+    )
     result = host.run(install_script(plan, facts), lines=progress.feed)
     return (
         None
@@ -259,7 +266,9 @@ def _tried(
     )
 
 
-def _files(host: RemoteShell, plan: InstallPlan, facts: HostFacts) -> dict[str, bytes | Path]:
+def _files_to_upload(
+    host: RemoteShell, plan: InstallPlan, facts: HostFacts
+) -> dict[str, bytes | Path]:
     """Return the files to upload, by name."""
     files: dict[str, bytes | Path] = {
         Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files
@@ -281,6 +290,7 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: HostFacts) -> dict[str, 
 # -- more packages ---------------------------------------------------------------------------------
 
 
+# The script begins within the function `main`, which `BEGIN` opens (see `addition_script`).
 _ADD = r"""    lock
     made=$folder/env/$env
     if [ ! -w "$HOME" ]; then
@@ -296,7 +306,7 @@ _ADD = r"""    lock
     leave 0
 }
 
-# What cannot be had, pip would not find either, and takes longer.
+# If uv finds no solution, pip would find none either, only later.
 install() {
     if find_uv; then
         as_pip
@@ -306,7 +316,7 @@ install() {
     fi
     guard_pip
     attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
-    if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
+    if [ -s "$drop/renewed.txt" ]; then  # pip does not reinstall a version that is there
         attempt "reinstalling with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
     fi
 }
@@ -326,9 +336,6 @@ find_uv() {
 """
 
 
-Words = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class Addition:
     """Packages to install into an existing environment.
@@ -336,12 +343,13 @@ class Addition:
     Attributes:
         packages: requirements.
         preserved: pins of what must not change there, such as ``numpy==2.1.0``.
-        preferences: the notebook's versions of the dependencies. They apply if all of them can.
+        preferences: the notebook's versions of the dependencies, as pins. They are used only if all
+            of them can be installed together.
         files: wheels of this machine to upload.
         own: wheels of the notebook's own distributions. They are installed even if the same version
             is installed already.
-        carry: function that brings files to the host by another way than its own connection, or
-            None.
+        send_by_store: sends large files through the stores of the pool's nodes; None to upload them
+            over the host's connection.
     """
 
     packages: tuple[str, ...]
@@ -349,14 +357,14 @@ class Addition:
     preferences: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=(), repr=False)
     own: tuple[OwnWheel, ...] = ()
-    carry: Carry | None = field(default=None, repr=False, compare=False)
+    send_by_store: SendByStore | None = field(default=None, repr=False, compare=False)
 
 
 def add(
     host: RemoteShell,
     installation: Installation,
     addition: Addition,
-    report: Words,
+    report: Report,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Install more packages into the environment of an installation.
@@ -382,13 +390,21 @@ def add(
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}", code="setup-wheel")
-    wheelhouse = _fetched(host, installation, addition, report) if facts.without_index else None
+    wheelhouse = (
+        _fetch_wheels(host, installation, addition, report) if facts.without_index else None
+    )
     wheels = (
         {f"wheels/{name}": path for name, path in wheelhouse.files.items()}
         if wheelhouse is not None
         else {}
     )
-    upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, report, addition.carry)
+    upload(
+        host,
+        f"{facts.folder}/incoming/{token}",
+        {**files, **wheels},
+        report,
+        addition.send_by_store,
+    )
     progress = InstallProgress(lambda step: None, requirements.hidden, report)
 
     def feed(line: str) -> None:
@@ -411,8 +427,8 @@ def add(
         )
 
 
-def _fetched(
-    host: RemoteShell, installation: Installation, addition: Addition, report: Words
+def _fetch_wheels(
+    host: RemoteShell, installation: Installation, addition: Addition, report: Report
 ) -> Wheelhouse:
     """Fetch the wheels of an addition for a host that reaches no index.
 
@@ -437,7 +453,8 @@ def _fetched(
         what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
         raise HostError(
             host.label,
-            f"{what} could not be installed: it reaches no package index, and here\n{problem}",
+            f"{what} could not be installed: the host reaches no package index, and the wheels "
+            f"could not be fetched here either:\n{problem}",
             code="setup-packages",
         ) from None
 
@@ -460,21 +477,21 @@ def addition_script(
         "folder": facts.folder,
         "env": facts.env,
         "incoming": incoming,
-        # The index need not answer for what is already installed.
+        # torch is installed already, so its index is not needed.
         "backend": "" if has_torch else backend,
         "no_cuda": "" if has_torch or facts.accelerated else "yes",
         "sent_links": links(facts, incoming) if sent else "",
     }
     functions = [
         COMMON + OWN + BEGIN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
-        _lists(
+        _package_lists(
             addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"
         ),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
-def _lists(addition: Addition, indexes: tuple[str, ...], index: str) -> str:
+def _package_lists(addition: Addition, indexes: tuple[str, ...], index: str) -> str:
     """Return a shell function that writes the package lists.
 
     Passwords in URLs therefore never appear on a command line.

@@ -20,14 +20,15 @@ CHUNK_BYTES = 1 << 20
 NOTICE_BYTES = 5_000_000
 """Size above which an upload is reported."""
 
-Carry = Callable[[Path], Sequence[str]]
-"""Function that brings a file of this machine to a host.
+SendByStore = Callable[[Path], Sequence[str]]
+"""Function that sends a file of this machine through the stores of a pool's nodes.
 
-It returns the paths where the file may be on the host.
+It sends the file to all nodes of the pool at once, and returns the paths where it may be on a host.
 """
-CARRIED_BYTES = 1 << 20
-"""Minimum size of a file to be carried by another way than the host's connection."""
+MIN_STORE_BYTES = 1 << 20
+"""Minimum size of a file that is sent through the nodes' stores, not over the host's connection."""
 Report = Callable[[str], None]
+"""Function that shows a line of text."""
 
 
 class RemoteShell(Protocol):
@@ -49,8 +50,12 @@ class RemoteShell(Protocol):
     ) -> ScriptResult:
         """Run `script` with ``/bin/sh -s`` in its own process group.
 
-        Called several times, one call after the other. `lines` is called with each line of its
-        output.
+        Calls do not overlap.
+
+        Args:
+            script: a script for POSIX sh.
+            lines: called with each line of the script's output.
+            timeout: seconds after which the script is killed; None for no limit.
 
         Raises:
             HostError: the host cannot be reached.
@@ -102,7 +107,7 @@ def upload(
     target: str,
     files: Mapping[str, bytes | Path],
     report: Report,
-    carry: Carry | None = None,
+    send_by_store: SendByStore | None = None,
 ) -> None:
     """Upload files into a folder, and remove the folder on failure.
 
@@ -111,13 +116,14 @@ def upload(
         target: the upload folder, used for this upload only.
         files: content or path on this machine, by name.
         report: called when a large file is sent.
-        carry: function that brings large files by another way than this host's own connection.
+        send_by_store: sends large files through the stores of the pool's nodes; None to upload them
+            over the host's connection.
     """
     try:
         remaining = {
             name: data
             for name, data in files.items()
-            if not _carried(host, f"{target}/{name}", data, carry)
+            if not _copy_from_store(host, f"{target}/{name}", data, send_by_store)
         }
         for name, content in report_large_files(remaining, report):
             host.upload(f"{target}/{name}", chunks(content), nbytes_of(content))
@@ -145,15 +151,20 @@ def report_large_files(
         sent += nbytes
 
 
-def _carried(host: RemoteShell, target: str, content: bytes | Path, carry: Carry | None) -> bool:
-    """Return True if a file came by the other way.
+def _copy_from_store(
+    host: RemoteShell, target: str, content: bytes | Path, send_by_store: SendByStore | None
+) -> bool:
+    """Send a large file through the nodes' stores and copy it on the host; return True on success.
 
-    The first of the possible paths that exists is copied, because links must not lead out of shared
-    memory.
+    The file is copied, not linked, because it is removed from the store after the installation.
     """
-    if carry is None or not isinstance(content, Path) or nbytes_of(content) < CARRIED_BYTES:
+    if (
+        send_by_store is None
+        or not isinstance(content, Path)
+        or nbytes_of(content) < MIN_STORE_BYTES
+    ):
         return False
-    copies = " || ".join(f"cp {quote(path)} {quote(target)}" for path in carry(content))
+    copies = " || ".join(f"cp {quote(path)} {quote(target)}" for path in send_by_store(content))
     script = f"mkdir -p {quote(str(Path(target).parent))} && {{ {copies}; }} 2>/dev/null"
     return host.run(script, timeout=600.0).status == 0
 

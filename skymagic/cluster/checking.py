@@ -9,7 +9,7 @@ from functools import partial
 
 from skymagic.cluster.health import Findings, Health, gpus, xids
 from skymagic.cluster.nodes import Node
-from skymagic.wire import check as wire
+from skymagic.wire import check as check_wire
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
@@ -37,10 +37,11 @@ def check(
     try:
         reports = run_all([partial(_check_node, node, opened) for node in nodes], timeout=TIMEOUT)
     finally:
-        # Also closes nodes that have not answered: their threads are blocked in a read.
+        # Also close the transports of nodes that have not answered, whose threads are blocked in a
+        # read.
         run_all([transport.close for transport in opened], timeout=TIMEOUT)
     health = tuple(
-        report if isinstance(report, Health) else _unreached(node, report)
+        report if isinstance(report, Health) else _unreachable(node, report)
         for node, report in zip(nodes, reports, strict=True)
     )
     return Findings(health, expected)
@@ -54,43 +55,45 @@ def _check_node(node: Node, opened: list[Transport]) -> Health:
     """
     transport = node.run(processes.CHECK)
     opened.append(transport)
-    replies = wire.messages(transport.read, noise=True)
+    replies = check_wire.messages(transport.read, noise=True)
 
-    def ask(request: wire.CheckMessage) -> wire.CheckMessage:
-        transport.write(wire.encode(request))
+    def ask(request: check_wire.CheckMessage) -> check_wire.CheckMessage:
+        transport.write(check_wire.encode(request))
         return next(replies)[0]
 
-    survey = ask(wire.SurveyNode())
-    assert isinstance(survey, wire.NodeSurvey)
-    ahead, unsure = _clock(ask)
+    survey = ask(check_wire.SurveyNode())
+    assert isinstance(survey, check_wire.NodeSurvey)
+    clock_offset, clock_error = _clock(ask)
     return Health(
         node.name,
         gpus=gpus(survey.gpus),
         complaint=survey.complaint,
         xids=None if survey.kernel_log is None else xids(survey.kernel_log),
         disk_free=survey.disk_free,
-        ahead=ahead,
-        unsure=unsure,
+        clock_offset=clock_offset,
+        clock_error=clock_error,
     )
 
 
-def _clock(ask: Callable[[wire.CheckMessage], wire.CheckMessage]) -> tuple[float, float]:
+def _clock(
+    ask: Callable[[check_wire.CheckMessage], check_wire.CheckMessage],
+) -> tuple[float, float]:
     """Return how far the node's clock is ahead, in seconds, and the error bound, as in NTP.
 
-    The fastest answer counts.
+    Uses the fastest reply, whose error bound is the smallest.
     """
     readings = []
     for _ in range(CLOCK_READINGS):
         start, clock = time.monotonic(), time.time()
-        reply = ask(wire.ReadClock())
+        reply = ask(check_wire.ReadClock())
         half = (time.monotonic() - start) / 2
-        assert isinstance(reply, wire.NodeClock)
+        assert isinstance(reply, check_wire.NodeClock)
         readings.append((half, reply.time - (clock + half)))
-    unsure, ahead = min(readings)
-    return ahead, unsure
+    error, offset = min(readings)
+    return offset, error
 
 
-def _unreached(node: Node, problem: BaseException) -> Health:
+def _unreachable(node: Node, problem: BaseException) -> Health:
     logger.warning("node not checked: node=%s problem=%s", node.name, type(problem).__name__)
     first = (str(problem).splitlines() or [""])[0]
     return Health(node.name, unreached=first or type(problem).__name__)

@@ -82,8 +82,8 @@ class Health:
         complaint: output of nvidia-smi when it did not list GPUs.
         xids: None if the kernel's log is not readable.
         disk_free: in bytes.
-        ahead: seconds that its clock is ahead of the notebook's.
-        unsure: error bound of `ahead`, in seconds.
+        clock_offset: seconds that its clock is ahead of the notebook's.
+        clock_error: error bound of `clock_offset`, in seconds.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Health:
     complaint: str = ""
     xids: tuple[Xid, ...] | None = ()
     disk_free: int = 0
-    ahead: float = 0.0
-    unsure: float = 0.0
+    clock_offset: float = 0.0
+    clock_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Findings:
         """Problems of all nodes, in node order."""
         drivers = Counter(gpu.driver for node in self.nodes for gpu in node.gpus)
         usual = drivers.most_common(1)[0][0] if drivers else ""
-        clock = median([node.ahead for node in self.nodes if not node.unreached] or [0.0])
+        clock = median([node.clock_offset for node in self.nodes if not node.unreached] or [0.0])
         verdicts = []
         for index, node in enumerate(self.nodes):
             for text in _broken(node, self.expected):
@@ -190,7 +190,10 @@ def _notes_of(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
     if node.disk_free < LEAST_DISK:
         notes.append(f"{size(node.disk_free)} of its disk free")
     # Its clock may differ from the notebook's, or from those of the other nodes.
-    if max(abs(node.ahead), abs(node.ahead - usual_clock)) - node.unsure > CLOCK_SECONDS:
+    if (
+        max(abs(node.clock_offset), abs(node.clock_offset - usual_clock)) - node.clock_error
+        > CLOCK_SECONDS
+    ):
         notes.append(f"its clock is {_clock(node)}")
     return notes
 
@@ -210,9 +213,9 @@ def _cells(node: Health) -> tuple[str, ...]:
 
 
 def _clock(node: Health) -> str:
-    if abs(node.ahead) <= max(node.unsure, 0.001):
+    if abs(node.clock_offset) <= max(node.clock_error, 0.001):
         return "same"
-    return f"{abs(node.ahead):.3g} s {'ahead' if node.ahead > 0 else 'behind'}"
+    return f"{abs(node.clock_offset):.3g} s {'ahead' if node.clock_offset > 0 else 'behind'}"
 
 
 def _errors(node: Health) -> str:

@@ -159,7 +159,7 @@ class Tunnel:
 
         def again() -> None:
             if self._loop.attached and self._exit_deadline is None:
-                self._loop.release()
+                self._loop.detach_silently()
                 self._drop_connection()
                 self._open_connection()
 
@@ -308,7 +308,7 @@ class Tunnel:
         self._replied = True
         self._boot_id = reply.boot_id
         try:
-            self._loop.attach(connection.near, reply.received, read=payload)
+            self._loop.attach(connection.near, reply.received, already_read=payload)
         except ProtocolError as problem:
             self._fail(f"{GONE}: {problem}")
             return

@@ -1,12 +1,16 @@
-"""The line of a run as widgets: a stop button, one that shows where its ranks are, and its answer.
+"""The status line of a run as widgets.
 
-Buttons appear with the front end's first message, which reports that it shows them: it arrives on
-the same channel as presses will. Without widgets, or if their messages are not handled, there is
-only the line, and no button that does nothing.
+The line has a stop button, a button that asks where the ranks are, with a text for the answer, and
+a button that shows what the ranks use.
 
-At the end text and HTML replace the widgets in the notebook. A page that was reloaded during the
-run is not notified (it does not know earlier displays), but requests the kernel's widgets: those of
-the last runs are kept, each with the final line.
+The line is shown first, without buttons. They appear once the front end has reported that it
+displays the line: its report arrives on the same channel as clicks will. Without widgets, or if
+their messages do not arrive, only the line is shown, and no button that does nothing.
+
+When the run ends, text and HTML replace the widgets in the notebook. A page that was reloaded
+during the run does not see this, because it does not know earlier displays. It requests the state
+of the kernel's widgets instead, so the widgets of the last runs are kept, reduced to the final
+line.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
 The total is limited because the kernel cannot know if the page is still open.
 """
 DEADLINE = 10.0
-"""Seconds within which a front end must report that it shows the widgets.
+"""Seconds within which a front end must report that it displays the line.
 
 Its first widget takes a while to load.
 """
@@ -83,34 +87,33 @@ class Controls:
         self.answered = False
         """True if the front end shows the widgets and its messages arrive."""
         self._lock = threading.Lock()
-        """Held during an action and near the end.
+        """Held while a button's action runs, and while the widgets are being closed.
 
-        A press that comes too late must not reach the next cell.
+        A click that comes too late must not reach the next cell.
         """
         self._closed = False
         self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML(STYLE)
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
-        pressed = [(self._stop, self._pressed)]
+        handlers = [(self._stop, self._on_stop_click)]
         if actions.positions is not None:
-            pressed.append(
-                (_button("where is it?", "search", "where each rank is now"), self._asked)
+            handlers.append(
+                (_button("where is it?", "search", "where each rank is now"), self._on_where_click)
             )
         if actions.ranks is not None:
-            pressed.append(
-                (_button("ranks", "tasks", "what each rank uses, for ten minutes"), self._toggled)
-            )
-        self._buttons = [button for button, _ in pressed]
+            tooltip = "what each rank uses, for ten minutes"
+            handlers.append((_button("ranks", "tasks", tooltip), self._on_ranks_click))
+        self._buttons = [button for button, _ in handlers]
         self._row, self._panel = ipywidgets.HBox([self._line]), ipywidgets.HTML()
-        self._unseen: threading.Event | None = None
-        """Set to stop the measurements; None while none are made."""
+        self._stop_measuring: threading.Event | None = None
+        """Set to stop the measurements of the ranks' use; None while none are made."""
         # the default None disables counting
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)
         self._box.add_class(LINE_CLASS)
         self._row.add_class(LIVE_CLASS)
         self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
-        channel.add(self._box.model_id, self._shown)
-        for button, call in pressed:
-            channel.add(button.model_id, _clicked(call))
+        channel.add(self._box.model_id, self._on_view_count)
+        for button, call in handlers:
+            channel.add(button.model_id, _click_receiver(call))
 
     @property
     def ignored(self) -> bool:
@@ -118,35 +121,40 @@ class Controls:
         return not self.answered and time.monotonic() - self._offered > DEADLINE
 
     def bundle(self) -> dict[str, Any]:
-        """Return the part of a display besides its text."""
+        """Return the MIME data of the widgets, to be displayed besides the text."""
         return widget_view(self._box.model_id)
 
-    def say(self, line: str, *, deaf: bool = False) -> None:
-        """Show another line; `deaf` is True while presses cannot be received."""
+    def update(self, line: str, *, accepts_clicks: bool = True) -> None:
+        """Show another line.
+
+        Args:
+            accepts_clicks: False while the main thread cannot receive clicks; then the buttons are
+                hidden, unless another thread receives them.
+        """
         self._line.value = line
         if self.answered:
-            self._show([] if deaf and not self._channel.threaded else self._buttons)
+            self._show(self._buttons if accepts_clicks or self._channel.threaded else [])
 
     def _show(self, buttons: list[Any]) -> None:
         if not self._closed and list(self._row.children[1:]) != buttons:
             self._row.children = (self._line, *buttons)
 
-    def _shown(self, data: Mapping[str, Any]) -> None:
+    def _on_view_count(self, data: Mapping[str, Any]) -> None:
         """Process the front end's count of the widget's views."""
         if data.get("method") == "update" and data.get("state", {}).get("_view_count"):
             self.answered = True
             self._show(self._buttons)
 
-    def _pressed(self) -> None:
+    def _on_stop_click(self) -> None:
         with self._lock:
             if not self._closed:
                 self._actions.stop()
         self._stop.description, self._stop.button_style = "kill", "danger"
 
-    def _asked(self) -> None:
-        threading.Thread(target=self._answer, name="skymagic-where", daemon=True).start()
+    def _on_where_click(self) -> None:
+        threading.Thread(target=self._show_positions, name="skymagic-where", daemon=True).start()
 
-    def _answer(self) -> None:
+    def _show_positions(self) -> None:
         if self._actions.positions is None:
             return
         # the answer takes seconds if native code holds a rank's interpreter
@@ -163,45 +171,45 @@ class Controls:
                 f'{STYLE}<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
             )
 
-    def _toggled(self) -> None:
+    def _on_ranks_click(self) -> None:
         """Show or hide the ranks' resource use."""
         with self._lock:
-            if self._unseen is not None:
+            if self._stop_measuring is not None:
                 self._hide()
             elif not self._closed:
-                self._unseen = threading.Event()
+                self._stop_measuring = threading.Event()
                 self._box.children = (self._row, self._panel, self._below)
                 threading.Thread(
-                    target=self._measure, args=(self._unseen,), name="skymagic-ranks", daemon=True
+                    target=self._measure,
+                    args=(self._stop_measuring,),
+                    name="skymagic-ranks",
+                    daemon=True,
                 ).start()
 
-    def _measure(self, unseen: threading.Event) -> None:
+    def _measure(self, stopped: threading.Event) -> None:
         end = time.monotonic() + RANKS_SECONDS
-        while self._actions.ranks is not None and not unseen.is_set() and time.monotonic() < end:
+        while self._actions.ranks is not None and not stopped.is_set() and time.monotonic() < end:
             with contextlib.suppress(Exception):  # the pool may have ended in the meantime
                 measured = self._actions.ranks()
                 with self._lock:  # else a slow measurement would be shown after the end
-                    self._panel.value = "" if unseen.is_set() else measured
-            unseen.wait(RANKS_INTERVAL)
+                    self._panel.value = "" if stopped.is_set() else measured
+            stopped.wait(RANKS_INTERVAL)
         with self._lock:
-            if not unseen.is_set():
+            if not stopped.is_set():
                 self._hide()
 
     def _hide(self) -> None:
-        """Stop measuring, and remove the panel. Call with the lock held.
-
-        Calling it twice is safe.
-        """
-        if self._unseen is not None:
-            self._unseen.set()
-            self._unseen = None
+        """Stop measuring, and remove the panel. The caller holds the lock. Safe to call twice."""
+        if self._stop_measuring is not None:
+            self._stop_measuring.set()
+            self._stop_measuring = None
             self._panel.value = ""
             self._box.children = (self._row, self._below)
 
     def end(self, line: str) -> None:
         """Reduce the widgets to this line, for pages that still show them.
 
-        The widgets of the earliest ended run are closed if too many are kept.
+        The widgets of the last `MAX_ENDED` runs are kept.
         """
         self._release()
         self._line.value = line + STYLE  # shown again on a page that is reloaded
@@ -215,7 +223,7 @@ class Controls:
             _ended.popleft().close()
 
     def close(self) -> None:
-        """Close the widgets, so that presses have no effect; calling it twice is safe."""
+        """Close the widgets, so that clicks have no effect. Safe to call twice."""
         self._release()
         _close(self._all)
         self._all = []
@@ -251,7 +259,7 @@ def _button(label: str, icon: str, tooltip: str) -> Any:
     )
 
 
-def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
+def _click_receiver(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
     """Return a receiver of a button's messages that calls `call` on clicks."""
 
     def take(data: Mapping[str, Any]) -> None:
@@ -264,7 +272,7 @@ def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
 def controls(line: str, actions: Actions) -> Controls | None:
     """Return a line with buttons, or None if they would not work.
 
-    That is the case if the notebook is unattended, ipywidgets is missing, or presses cannot be
+    That is the case if the notebook is unattended, ipywidgets is missing, or clicks cannot be
     received.
     """
     if not is_watched() or (channel := shell_channel()) is None:
@@ -309,9 +317,9 @@ class ShellChannel:
         """True if messages are received at any time; else only in `pump`, and between cells."""
         loop = thread.io_loop if thread is not None else kernel.io_loop
         if self.threaded or threading.current_thread() is not threading.main_thread():
-            loop.add_callback(self._stream.on_recv, self._received, copy=False)
+            loop.add_callback(self._stream.on_recv, self._on_message, copy=False)
         else:
-            self._stream.on_recv(self._received, copy=False)
+            self._stream.on_recv(self._on_message, copy=False)
 
     def add(self, comm: str, take: Take) -> None:
         """Pass messages to a comm to `take`.
@@ -321,11 +329,11 @@ class ShellChannel:
         self._takers[comm] = take
 
     def remove(self, comm: str) -> None:
-        """Leave the comm's messages to the kernel; calling it twice is safe."""
+        """Leave the comm's messages to the kernel. Safe to call twice."""
         self._takers.pop(comm, None)
 
     def heard_from_others(self, page: str, since: float) -> bool:
-        """Return True if a page other than this one has sent a message since.
+        """Return True if another page than `page` has sent a message since the time `since`.
 
         JupyterLab uses a new session each time it is opened, and requests the kernel's state
         immediately. Messages are only noticed while a comm is registered.
@@ -343,12 +351,13 @@ class ShellChannel:
 
             self._stream.flush(POLLIN)
 
-    def _received(self, frames: list[Any]) -> Any:
-        taken = self._takers and self._taken(frames)
+    def _on_message(self, frames: list[Any]) -> Any:
+        is_handled = self._takers and self._pass_to_comm(frames)
         # the result may be a coroutine, which the stream awaits
-        return None if taken else self._receive(frames)
+        return None if is_handled else self._receive(frames)
 
-    def _taken(self, frames: list[Any]) -> bool:
+    def _pass_to_comm(self, frames: list[Any]) -> bool:
+        """Pass a message to its comm; return False if it is not for a comm that was added."""
         session = self._kernel.session
         try:
             frame_parts = session.feed_identities(frames, copy=False)[1]
@@ -367,17 +376,17 @@ class ShellChannel:
         return True
 
 
-opened: ShellChannel | None = None
+current_channel: ShellChannel | None = None
 """The process-wide shell channel, once a run has had buttons."""
 
 
 def shell_channel() -> ShellChannel | None:
     """Return the shell channel of this process's kernel, or None if it is not readable."""
-    global opened
+    global current_channel
     kernel = own_kernel()
     if (
-        opened is None
+        current_channel is None
         and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None
     ):
-        opened = ShellChannel(kernel)
-    return opened
+        current_channel = ShellChannel(kernel)
+    return current_channel

@@ -1,11 +1,12 @@
 """Stacks and variables of ranks as text, and values by rank as a small table.
 
-Ranks with equal contents share a line. Pure.
+Ranks with equal contents share a line. These functions have no side effects.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -25,7 +26,7 @@ SHOWN_SHAPES = 8
 """Maximum number of rows for different contents of one name."""
 
 IDLE = ": idle"
-VALUED = ("int", "float", "bool", "str", "complex")
+SHOW_VALUE_TYPES = ("int", "float", "bool", "str", "complex")
 """Types whose value is shown, but not used to group ranks."""
 
 
@@ -86,8 +87,9 @@ def _where(frame: StackFrame) -> str:
         number = f"cell {frame.cell}, " if isinstance(frame.cell, int) else ""
         return f"{number}line {frame.line}{inside}"
     path = PurePath(frame.file)
-    short = len(path.parts) > PATH_PARTS + 1 and frame.is_library
-    return f"{'…/' + '/'.join(path.parts[-PATH_PARTS:]) if short else path}:{frame.line}{inside}"
+    is_long_path = len(path.parts) > PATH_PARTS + 1 and frame.is_library
+    shown_path = "…/" + "/".join(path.parts[-PATH_PARTS:]) if is_long_path else str(path)
+    return f"{shown_path}:{frame.line}{inside}"
 
 
 def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
@@ -106,26 +108,26 @@ def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def _rows(
-    name: str, held: Mapping[int, Mapping[str, str]], rank_count: int
+    name: str, descriptions: Mapping[int, Mapping[str, str]], rank_count: int
 ) -> list[tuple[str, str, str, str]]:
     ranks_by_value: dict[tuple[str, str], list[int]] = {}
-    for rank, description in held.items():
-        valued = description["type"] in VALUED
+    for rank, description in descriptions.items():
+        shows_value = description["type"] in SHOW_VALUE_TYPES
         ranks_by_value.setdefault(
-            (description["type"], "" if valued else description.get("is", "")), []
+            (description["type"], "" if shows_value else description.get("value", "")), []
         ).append(rank)
     rows = []
     for (kind, description_text), ranks in list(ranks_by_value.items())[:SHOWN_SHAPES]:
         values = (
-            list(dict.fromkeys(held[rank]["is"] for rank in ranks))
-            if kind in VALUED
+            list(dict.fromkeys(descriptions[rank]["value"] for rank in ranks))
+            if kind in SHOW_VALUE_TYPES
             else [description_text]
         )
-        differ = len({held[rank].get("checksum", "") for rank in ranks}) > 1
+        differ = len({descriptions[rank].get("checksum", "") for rank in ranks}) > 1
         ranks_text = (
             "" if rank_count == 1 else "all" if len(ranks) == rank_count else rank_words(ranks)
         )
-        shown_values = " ".join(values) if len(values) == 1 else _between(values)
+        shown_values = " ".join(values) if len(values) == 1 else _range_or_first(values)
         rows.append(
             (name, kind, shown_values, f"{ranks_text}{', values differ' if differ else ''}")
         )
@@ -135,17 +137,20 @@ def _rows(
     return rows
 
 
-def _between(values: Sequence[str]) -> str:
+def _range_or_first(values: Sequence[str]) -> str:
     """Return the lowest and the highest of several numbers, or the first few of other values."""
+    if len(values) <= 3:
+        return ", ".join(values)
     try:
-        numbers = sorted(values, key=float)
+        # without NaN, which is neither lower nor higher than any number
+        numbers = sorted((value for value in values if not math.isnan(float(value))), key=float)
     except ValueError:
-        return ", ".join(values[:3]) + (", …" if len(values) > 3 else "")
-    return f"{numbers[0]} … {numbers[-1]}" if len(numbers) > 3 else ", ".join(values)
+        return f"{', '.join(values[:3])}, …"
+    return f"{numbers[0]} … {numbers[-1]}" + (", nan" if len(numbers) < len(values) else "")
 
 
 MAX_ROWS = 16
-"""Maximum number of ranks with a row each; of more, ranks with equal values share a row."""
+"""With more ranks than this, ranks with equal values share a row."""
 MAX_FOLDED_ROWS = 8
 """Maximum number of shared rows."""
 MAX_CHARACTERS = 80
@@ -181,13 +186,13 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
     kinds = [type(value).__name__ for value in values]
     if len(ranks) <= MAX_ROWS:
         return [
-            (str(rank), kind, words(value))
+            (str(rank), kind, short_description(value))
             for rank, kind, value in zip(ranks, kinds, values, strict=True)
         ]
-    return list(_folded(list(zip(ranks, kinds, values, strict=True))))
+    return list(_fold_rows(list(zip(ranks, kinds, values, strict=True))))
 
 
-def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
+def _fold_rows(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
     numbers = [(rank, kind, value) for rank, kind, value in rows if type(value) in (int, float)]
     ranks_by_row: dict[tuple[str, str], list[int]] = {}
     for kind in dict.fromkeys(kind for _, kind, _ in numbers):
@@ -195,7 +200,7 @@ def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
         ranks_by_row[kind, _spread(list(of_kind.values()))] = list(of_kind)
     for rank, kind, value in rows:
         if type(value) not in (int, float):
-            ranks_by_row.setdefault((kind, words(value)), []).append(rank)
+            ranks_by_row.setdefault((kind, short_description(value)), []).append(rank)
     groups = list(ranks_by_row.items())
     for (kind, description), group_ranks in groups[:MAX_FOLDED_ROWS]:
         yield ranges(group_ranks), kind, description
@@ -208,21 +213,24 @@ def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
 
 
 def _spread(numbers: Sequence[float]) -> str:
-    low, high = min(numbers), max(numbers)
-    return (
-        short(low)
-        if low == high
-        else f"{short(low)} … {short(high)}, mean {short(statistics.fmean(numbers))}"
-    )
+    comparable = [number for number in numbers if not math.isnan(number)]
+    if not comparable:
+        return "nan"
+    low, high = min(comparable), max(comparable)
+    spread = short(low)
+    if low != high:
+        spread += f" … {short(high)}, mean {short(statistics.fmean(comparable))}"
+    nans = len(numbers) - len(comparable)
+    return f"{spread}; {nans} × nan" if nans else spread
 
 
-def words(value: Any) -> str:
+def short_description(value: Any) -> str:
     """Return a value in a line: its shape, its size, or the value itself if it is short."""
     if type(value) in PLAIN and (text_form := _repr(value) or _beginning(value)):
         return text_form
     description = describe(value)
-    if "is" in description:
-        return description["is"]
+    if "value" in description:
+        return description["value"]
     text_form = _repr(value)
     return text_form or "…"
 

@@ -320,10 +320,12 @@ class LiveLine:
         self.area = self.area or Area()
         self.area.draw(text, as_html(text))
 
-    def draw(self, text: str, share: float | None = None, *, deaf: bool = False) -> None:
-        """Show this text. `share` is the value of the progress bar.
+    def draw(self, text: str, share: float | None = None, *, accepts_clicks: bool = True) -> None:
+        """Show this text.
 
-        `deaf` is True while this thread is busy with something else than the run.
+        Args:
+            share: value of the progress bar, from 0 to 1; None for no bar.
+            accepts_clicks: False while this thread is busy with something else than the run.
         """
         self.area = self.area or Area()
         if self._actions is not None:
@@ -334,7 +336,7 @@ class LiveLine:
             self._said = "" if self._controls is not None else self._hint
         html = as_html(text + self._said, share)
         if self._controls is not None:
-            self._controls.say(html, deaf=deaf)
+            self._controls.update(html, accepts_clicks=accepts_clicks)
             if self._controls.ignored:
                 self._withdraw()
                 self._said = self._hint
@@ -426,14 +428,14 @@ class RunView:
         self.shown = True
         self._progress = state.progress
         share = state.progress.share if state.progress is not None else None
-        self._line.draw(line(state), share, deaf=bool(state.activity))
+        self._line.draw(line(state), share, accepts_clicks=not state.activity)
 
     def poll(self) -> None:
         """Process presses of buttons, including those of other runs.
 
         Called often during the run.
         """
-        if (channel := controls.opened) is not None:
+        if (channel := controls.current_channel) is not None:
             channel.pump()
 
     def end(self, end: RunSummary) -> None:
@@ -452,8 +454,9 @@ class RunView:
 
         Output that arrived while the page was closed is on no page.
         """
-        reopened = controls.opened is not None and controls.opened.heard_from_others(
-            self._page, self._opened
+        reopened = (
+            controls.current_channel is not None
+            and controls.current_channel.heard_from_others(self._page, self._opened)
         )
         stopped = end.failed or end.interrupted or end.timed_out
         progress = end.progress or (self._progress if stopped else None)  # else that of a bar

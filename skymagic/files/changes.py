@@ -11,7 +11,7 @@ from skymagic.errors import FilesError
 from skymagic.files.transfer.listing import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, equal
 from skymagic.plan.units import count, size
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_SENTENCES = 20
@@ -119,7 +119,9 @@ class ByteCounter:
             self._progress(sanitized_line(self._name), self._done, self.total)
 
 
-def files_to_write(difference: wire.CompareReply, digests: Mapping[int, str]) -> wire.Write:
+def files_to_write(
+    difference: files_wire.CompareReply, digests: Mapping[int, str]
+) -> files_wire.Write:
     """Return the files to write. Files of the same size are transferred if their digests differ.
 
     Args:
@@ -128,7 +130,7 @@ def files_to_write(difference: wire.CompareReply, digests: Mapping[int, str]) ->
     """
     present = dict(difference.present)
     same = [number for number in difference.ask if equal(digests[number], present[number])]
-    return wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
+    return files_wire.Write(sorted({*difference.to_send, *difference.ask} - set(same)), same)
 
 
 def large_pieces(

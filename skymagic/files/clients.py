@@ -1,6 +1,6 @@
 """Clients of the nodes' transfer servers: requests, uploads and downloads, with cancellation.
 
-All nodes are served concurrently.
+All nodes are used concurrently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.changes import files_error
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all, start_all
 
@@ -43,17 +43,20 @@ class FileClient:
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
         self.node, self._transport, self._stop = node, transport, stop
-        self._messages = wire.messages(transport.read)
+        self._messages = files_wire.messages(transport.read)
         self._writing = threading.Lock()
         self.replied = False  # True once an upload was answered, or no answer can come
 
-    def request(self, request: wire.FileMessage, reply: type[T]) -> T:
-        """Send a request, or an `Include` that holds it, and wait for its reply, of this type."""
-        self._write(wire.encode(request))
+    def request(self, request: files_wire.FileMessage, reply: type[T]) -> T:
+        """Send a request, and wait for a reply of type `reply`.
+
+        The request may be an `Include`, whose file holds the actual request.
+        """
+        self._write(files_wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
-        while isinstance(request, wire.Include) and not isinstance(
-            next(self._messages)[0], wire.Included
+        while isinstance(request, files_wire.Include) and not isinstance(
+            next(self._messages)[0], files_wire.Included
         ):
             pass
         self.check()
@@ -61,21 +64,21 @@ class FileClient:
 
     def send(
         self,
-        request: wire.Write,
+        request: files_wire.Write,
         frames: Iterator[bytes],
         on_included: Callable[[], None] = lambda: None,
-    ) -> wire.WriteReply:
+    ) -> files_wire.WriteReply:
         """Send files, as encoded messages, until all are sent or the node reports a full disk.
 
         Args:
-            on_included: called when the node has read a whole file of an `Include`.
+            on_included: called when the node has read the file of an `Include` to its end.
         """
-        reply: Future[wire.WriteReply] = Future()
+        reply: Future[files_wire.WriteReply] = Future()
         full = threading.Event()
         waiter = threading.Thread(
             target=self._await_reply, args=(reply, full, on_included), daemon=True
         )
-        self._write(wire.encode(request))
+        self._write(files_wire.encode(request))
         waiter.start()
         # Race: if the server ends meanwhile, the pipe breaks here, and the waiting thread gets the
         # reason.
@@ -83,7 +86,7 @@ class FileClient:
             for data in frames:
                 self.check()
                 if full.is_set():
-                    self._write(wire.encode(wire.EndOfFiles()))
+                    self._write(files_wire.encode(files_wire.EndOfFiles()))
                     break
                 self._write(data)
         while waiter.is_alive():
@@ -92,13 +95,16 @@ class FileClient:
         return reply.result()
 
     def _await_reply(
-        self, reply: Future[wire.WriteReply], full: threading.Event, on_included: Callable[[], None]
+        self,
+        reply: Future[files_wire.WriteReply],
+        full: threading.Event,
+        on_included: Callable[[], None],
     ) -> None:
         try:
-            while not isinstance(message := next(self._messages)[0], wire.WriteReply):
-                if isinstance(message, wire.DiskFull):
+            while not isinstance(message := next(self._messages)[0], files_wire.WriteReply):
+                if isinstance(message, files_wire.DiskFull):
                     full.set()
-                elif isinstance(message, wire.Included):
+                elif isinstance(message, files_wire.Included):
                     on_included()
             reply.set_result(message)
         except BaseException as problem:
@@ -106,19 +112,21 @@ class FileClient:
         self.replied = True
 
     def receive(
-        self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]
+        self,
+        request: files_wire.SendFiles,
+        take: Callable[[files_wire.FilePart, bytes | memoryview], bool],
     ) -> None:
         """Have the node send files.
 
         Args:
             take: called with each message and its payload; returns whether to continue.
         """
-        self._write(wire.encode(request))
+        self._write(files_wire.encode(request))
         more = True
         for message, payload in self._messages:
-            if isinstance(message, wire.SendFilesReply):
+            if isinstance(message, files_wire.SendFilesReply):
                 break
-            if more and isinstance(message, wire.FilePart):
+            if more and isinstance(message, files_wire.FilePart):
                 more = take(message, payload) and not self.interrupted
                 if not more:
                     self.cancel()
@@ -130,7 +138,7 @@ class FileClient:
         The rest of the upload is not sent, and the node keeps no partial file.
         """
         with self._writing, contextlib.suppress(OSError):
-            self._transport.write(wire.encode(wire.Cancel()))
+            self._transport.write(files_wire.encode(files_wire.Cancel()))
 
     @property
     def interrupted(self) -> bool:
@@ -159,19 +167,22 @@ class FileClient:
 class FileClients:
     """Context manager for the clients of several nodes.
 
-    `watch` is called about five times a second while they work.
+    Args:
+        nodes: nodes to connect to.
+        start: starts a transfer server on a node, and returns the connection to it.
+        on_poll: called about five times a second while the clients work.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]
+        self, nodes: Sequence[Node], start: Callable[[Node], Transport], on_poll: Callable[[], None]
     ) -> None:
-        self.nodes, self._start, self._watch = tuple(nodes), start, watch
+        self.nodes, self._start, self._on_poll = tuple(nodes), start, on_poll
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
         self._jobs: Sequence[Future[Any]] = ()
 
     def __enter__(self) -> FileClients:
-        def opened(node: Node) -> None:
+        def open_client(node: Node) -> None:
             client = FileClient(node, self._start(node), self._stop)
             self._clients.append(client)
             logger.debug("file server is connected: node=%s", node.index)
@@ -180,7 +191,9 @@ class FileClients:
                 client.close()
 
         try:
-            self._run_all([(node, partial(opened, node)) for node in self.nodes], NOTHING_COPIED)
+            self._run_all(
+                [(node, partial(open_client, node)) for node in self.nodes], NOTHING_COPIED
+            )
         except BaseException as problem:
             logger.warning("file servers not reached: error=%s", type(problem).__name__)
             self.__exit__()
@@ -190,8 +203,8 @@ class FileClients:
 
     def __exit__(self, *exc: object) -> None:
         run_all([client.close for client in self._clients])
-        # Jobs that the interrupt did not end have lost their connection, and now remove partial
-        # files.
+        # Jobs that are still running have just lost their connection: wait until they have removed
+        # partial files.
         wait(self._jobs, STOP_TIMEOUT)
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
@@ -210,14 +223,14 @@ class FileClients:
             pending = True
             while pending:
                 pending = bool(wait(futures, POLL_INTERVAL).not_done)
-                self._watch()
+                self._on_poll()
         # An interrupt.
         except BaseException:
             self._stop.set()
             end = time.monotonic() + STOP_TIMEOUT
-            # A connection that ends without Cancel looks lost, and the node would keep half a file
-            # for the next copy. The current write goes first, and takes as long as the node needs
-            # to receive it.
+            # If a connection ended without Cancel, the node would consider it lost, and keep half a
+            # file for the next copy. `cancel` waits for the write in progress, which takes as long
+            # as the node needs to receive it.
             run_all([client.cancel for client in self._clients], timeout=STOP_TIMEOUT)
             wait(self._jobs, max(0.0, end - time.monotonic()))
             raise
@@ -225,13 +238,13 @@ class FileClients:
             (str(node), sentence)
             for (node, _), future in zip(jobs, futures, strict=True)
             if (problem := future.exception()) is not None
-            for sentence in self._sentences(node, problem)
+            for sentence in self._explain(node, problem)
         ]
         if problems:
             raise files_error(title, problems, len(self.nodes))
         return [future.result() for future in futures]
 
-    def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
+    def _explain(self, node: Node, problem: BaseException) -> Sequence[str]:
         if isinstance(problem, NodeFailed):
             return problem.args
         if isinstance(problem, SkyError):
@@ -242,5 +255,5 @@ class FileClients:
         complaint = (client.complaint() if client is not None else "") or str(problem)
         return [
             f"the connection was lost ({complaint}); files that arrived are complete: "
-            "run it again to resume"
+            "repeat the copy to resume it"
         ]

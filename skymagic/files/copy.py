@@ -37,7 +37,7 @@ from skymagic.files.transfer.listing import (
 from skymagic.files.transfer.pieces import PIECE
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.upload import DataPlane, Upload
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 from skymagic.wire.codec import Transport
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,9 @@ class NodeDownload:
         follow: bool,
     ) -> None:
         self.node = client.node
-        self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply).listing)
+        self._found = Listing.of(
+            client.request(files_wire.List(src, follow), files_wire.ListReply).listing
+        )
         if problems := [
             *self._found.problems,
             *unsafe(self._found.entries),
@@ -136,9 +138,11 @@ class NodeDownload:
         if difference.problems:
             raise NodeFailed(*difference.problems)
         unclear = difference.ask
-        hashes = client.request(wire.Hash(unclear), wire.HashReply).hashes if unclear else []
+        hashes = (
+            client.request(files_wire.Hash(unclear), files_wire.HashReply).hashes if unclear else []
+        )
         self._changes = files_to_write(difference, dict(zip(unclear, hashes, strict=True)))
-        want = self._changes.want
+        want = self._changes.to_write
         self.nbytes = sum(self._entries[number].size for number in want)
         pieces = large_pieces(self._entries, want, difference.present)
         self._pieces = [pieces.get(number, "") for number in want]
@@ -152,18 +156,18 @@ class NodeDownload:
         receiver = self._receiver
         path = ""
 
-        def take(message: wire.FilePart, payload: bytes | memoryview) -> bool:
+        def take(message: files_wire.FilePart, payload: bytes | memoryview) -> bool:
             nonlocal path
             receiver.take(message, payload)
-            if isinstance(message, wire.FileStart):
+            if isinstance(message, files_wire.FileStart):
                 path = self._entries[message.number].path
-            counter.add(path, PIECE if isinstance(message, wire.FilePiece) else len(payload))
+            counter.add(path, PIECE if isinstance(message, files_wire.FilePiece) else len(payload))
             return not receiver.disk_full
 
         try:
-            receiver.begin(self._changes.want)
-            client.receive(wire.SendFiles(self._changes.want, self._pieces), take)
-            receiver.end(self._changes.equal)
+            receiver.begin(self._changes.to_write)
+            client.receive(files_wire.SendFiles(self._changes.to_write, self._pieces), take)
+            receiver.end(self._changes.same_content)
         except (EOFError, OSError):
             receiver.abort(keep=not client.interrupted)
             raise
@@ -172,7 +176,7 @@ class NodeDownload:
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
         return copied_summary(
-            self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes
+            self.node, self._entries, self._changes.to_write, receiver.nbytes, 0, self._found.notes
         )
 
 
@@ -184,7 +188,7 @@ class Files:
 
     Args:
         nodes: the machines, the head first.
-        start: starts ``skymagic.kernels.files`` on a node.
+        start: starts ``skymagic.kernels.transfer_server`` on a node.
         plane: carries files that several nodes lack to all of them at once; None if unavailable.
     """
 
@@ -335,9 +339,9 @@ def _own_folder(folder: Path, node: Node) -> Path:
     return own
 
 
-def _stat(client: FileClient, path: str) -> wire.StatReply:
+def _stat(client: FileClient, path: str) -> files_wire.StatReply:
     """Return a node's absolute form of a path, and the kind of file there."""
-    reply = client.request(wire.Stat(path), wire.StatReply)
+    reply = client.request(files_wire.Stat(path), files_wire.StatReply)
     if reply.problem:
         raise NodeFailed(reply.problem)
     return reply

@@ -27,7 +27,7 @@ from skymagic.files.changes import (
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
 from skymagic.files.transfer.listing import Entry, Listing
 from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -85,9 +85,9 @@ class DataPlane:
         name = self.store.name(key)
         return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
 
-    def include(self, node: Node, key: str, *, deflated: bool = False) -> wire.Include:
+    def include(self, node: Node, key: str, *, deflated: bool = False) -> files_wire.Include:
         """Return the message that makes a node continue with a file in its store."""
-        return wire.Include(self.folder(node), self.store.name(key), deflated)
+        return files_wire.Include(self.folder(node), self.store.name(key), deflated)
 
 
 class Multicast:
@@ -122,7 +122,7 @@ class Multicast:
         for number in itertools.count():
             if not self._wait(client, number - 1) or not (key := self._batch(client, number)):
                 return
-            yield wire.encode(self._plane.include(client.node, key))
+            yield files_wire.encode(self._plane.include(client.node, key))
 
     def included(self, client: FileClient) -> None:
         """Record that the node has read one more batch."""
@@ -232,12 +232,14 @@ class Upload:
         )
         different = {client: files_to_write(reply, digests) for client, reply in replies.items()}
         pieces = {
-            client: large_pieces(self._entries, different[client].want, reply.present)
+            client: large_pieces(self._entries, different[client].to_write, reply.present)
             for client, reply in replies.items()
         }
         groups: dict[object, list[FileClient]] = {}
         for client, change in different.items():
-            groups.setdefault((tuple(change.want), frozenset(pieces[client])), []).append(client)
+            groups.setdefault((tuple(change.to_write), frozenset(pieces[client])), []).append(
+                client
+            )
         present: dict[FileClient, dict[int, str]] = {}
         shared: dict[FileClient, Multicast | None] = {}
         for members in groups.values():
@@ -247,7 +249,9 @@ class Upload:
                 for number in pieces[first]
             }
             present |= dict.fromkeys(members, alike)
-            shared |= dict.fromkeys(members, self._shared(different[first].want, members, alike))
+            shared |= dict.fromkeys(
+                members, self._shared(different[first].to_write, members, alike)
+            )
 
         def write(client: FileClient) -> Copied:
             change = different[client]
@@ -257,7 +261,7 @@ class Upload:
             return copied_summary(
                 client.node,
                 self._entries,
-                change.want,
+                change.to_write,
                 reply.nbytes,
                 reply.removed,
                 self._found.notes,
@@ -267,19 +271,19 @@ class Upload:
 
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool
-    ) -> dict[FileClient, wire.CompareReply]:
+    ) -> dict[FileClient, files_wire.CompareReply]:
         """Return each node's differences."""
         source = self._found
         rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in source.tops]
         columns = [list(column) for column in zip(*rows, strict=True)]
 
-        requests: dict[Node, wire.FileMessage] = {
-            node: wire.Compare(base, columns, tops, source.contents, source.machine, mirror)
+        requests: dict[Node, files_wire.FileMessage] = {
+            node: files_wire.Compare(base, columns, tops, source.contents, source.machine, mirror)
             for node, base in bases.items()
         }
 
-        def compare(client: FileClient) -> tuple[FileClient, wire.CompareReply]:
-            reply = client.request(requests[client.node], wire.CompareReply)
+        def compare(client: FileClient) -> tuple[FileClient, files_wire.CompareReply]:
+            reply = client.request(requests[client.node], files_wire.CompareReply)
             if reply.problems:
                 raise NodeFailed(*reply.problems)
             return client, reply
@@ -287,7 +291,7 @@ class Upload:
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
         if plane is None or not several or len(rows) < MANY_FILES:
             return dict(self._clients.each(compare))
-        key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
+        key = plane.put([zlib.compress(files_wire.encode(next(iter(requests.values()))), 9)])
         try:
             requests |= {node: plane.include(node, key, deflated=True) for node in bases}
             return dict(self._clients.each(compare))
@@ -314,17 +318,19 @@ class Upload:
         self, want: Sequence[int], remote_digests: Mapping[int, str], on_bytes: OnBytes
     ) -> Generator[bytes, None, None]:
         files = ((number, self._entries[number], self._found.places[number]) for number in want)
-        return wire.joined(encoded_files(files, on_bytes, remote_digests))
+        return files_wire.joined(encoded_files(files, on_bytes, remote_digests))
 
     def _send(
         self,
         client: FileClient,
-        change: wire.Write,
+        change: files_wire.Write,
         remote_digests: Mapping[int, str],
         shared: Multicast | None,
-    ) -> wire.WriteReply:
+    ) -> files_wire.WriteReply:
         if shared is None:
-            return client.send(change, self._frames(change.want, remote_digests, self._counter.add))
+            return client.send(
+                change, self._frames(change.to_write, remote_digests, self._counter.add)
+            )
         try:
             return client.send(change, shared.messages(client), partial(shared.included, client))
         finally:

@@ -1,7 +1,7 @@
-"""Copies of one rank's variables on other ranks.
+"""Clone variables: copy them from one rank to other ranks.
 
-The source rank lends its values, and the others bind them. If a wrapper around the process group
-was copied, all ranks form their group again.
+The source rank pickles its values, and the other ranks unpickle and bind them. If a DDP wrapper was
+among them, all ranks form their process group again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from skymagic.wire.values import LentNames
 
 
 @dataclass(frozen=True)
-class Cloned:
-    """Summary of a copy.
+class CloneResult:
+    """Summary of what was cloned.
 
     Attributes:
         names: the requested names, and the names that their functions use.
@@ -35,10 +35,10 @@ class Cloned:
     notes: list[str]
 
 
-def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
+def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> CloneResult:
     """Copy names from one rank to others, all together: values that share objects still share them.
 
-    DDP wrappers are recreated around the group of all ranks, which is formed again for them.
+    DDP wrappers are recreated on each rank, after all ranks have formed a new process group.
 
     Args:
         ranks: the ranks that get the names; at least one.
@@ -54,11 +54,11 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
     ranks, names = tuple(sorted(set(ranks))), tuple(dict.fromkeys(names))
     _check(pool, ranks, names, source)
     with interrupt.deferred():
-        # reserve all ranks: no cell may change the names between lending and binding
+        # reserve all ranks: no cell may change the names between pickling and binding
         with pool.scheduler.request({*ranks, source}):
             pool.runs.check((source, *ranks))
             with pool.runs.counted():
-                lent = _copied(pool, ranks, names, source)
+                lent = _copy(pool, ranks, names, source)
             if isinstance(lent, Report):
                 pool.recovery.begin_after(lent)
                 raise failure(lent, pool, Limits())
@@ -67,10 +67,10 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
             for name, reason in lent.skipped.items()
         ]
         if lent.wrappers:  # after the ranks are released, because recovery reserves all of them
-            _meet_again(pool)
+            _reform_process_group(pool)
             notes += pool.take_notes()
         assert lent.value is not None
-        return Cloned(lent.names, lent.value.nbytes, notes)
+        return CloneResult(lent.names, lent.value.nbytes, notes)
 
 
 def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
@@ -87,16 +87,18 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
         mistakes.append(
             f"rank {source} cannot get names from itself: name another rank after --from"
         )
-    if not names or not ranks:
-        mistakes.append("no name is given")
+    if not names:
+        mistakes.append("name at least one variable")
+    if not ranks:
+        mistakes.append("name at least one rank that gets the variables")
     if mistakes:
         raise RequestError(mistakes)
 
 
-def _copied(
+def _copy(
     pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
 ) -> Report | LentNames:
-    """Copy the names, and return what the source has lent, or the report of a failed order."""
+    """Copy the names, and return what the source has sent, or the report of a failed order."""
     from skymagic.data.shipping.packing import orders_for_lent
 
     shipper, specs = pool.shipper, pool.agents.specs
@@ -110,7 +112,7 @@ def _copied(
     assert outcome is not None
     assert outcome.lent is not None
     lent = outcome.lent
-    _check_lent(pool, lent, source)
+    _check_sent(pool, lent, source)
     same_node = len({specs[rank][0] for rank in (source, *ranks)}) == 1
     with orders_for_lent(
         shipper.sources, shipper.store, lent, ranks, same_node=same_node
@@ -122,7 +124,7 @@ def _copied(
     return lent
 
 
-def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
+def _check_sent(pool: Pool, lent: LentNames, source: int) -> None:
     if lent.missing:
         names = pool.shipper.bindings.names(source)
         raise RequestError(
@@ -133,13 +135,13 @@ def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
         )
     if lent.refused:
         reasons = [
-            f"{name} cannot travel from rank {source}: {reason}"
+            f"{name} cannot be sent from rank {source}: {reason}"
             for name, reason in lent.refused.items()
         ]
         raise CaptureError("; ".join(reasons))
 
 
-def _meet_again(pool: Pool) -> None:
+def _reform_process_group(pool: Pool) -> None:
     pool.recovery.begin(())
     if not pool.recovery.wait():
         raise PoolError(

@@ -13,7 +13,7 @@ An arrow is a fork or an exec; the text next to it describes the communication a
                                    └─▶ bash, a script    writes to the rank's own pipes
 
     value server     one per node and pool, started by the notebook: receives values, forwards them
-    files            one per copy, started by the notebook: one end of put, get, sync
+    transfer_server  one per copy, started by the notebook: one end of put, get, sync
     check            one per check, started by the notebook: surveys a node
 
 daemon/     outlives connections: attach to, or start, the daemon that keeps an agent
@@ -21,7 +21,7 @@ agent/      starts ranks, watches them, filters their output, and ends them
 rank/       a rank: an ipykernel whose namespace, output and errors appear as the notebook's own
 script/     a shell script that a rank starts
 store/      the value server of a node
-files       one end of a file copy
+transfer_server  one end of a file copy
 check       one end of a check: GPUs, kernel log, disk, clock
 debug_entries  reader of the debug logs of a node's processes
 relay       processes of another node for the head, where a notebook is executed

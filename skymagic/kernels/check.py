@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from skymagic.kernels.fork import take_streams
-from skymagic.wire import check as wire
+from skymagic.wire import check as check_wire
 from skymagic.wire.codec import write_all
 
 PROGRAM_TIMEOUT = 20.0
@@ -29,19 +29,23 @@ def main() -> None:
     """Answer requests on the streams that this process was started with."""
     source, sink = take_streams()
     with contextlib.suppress(EOFError, BrokenPipeError):
-        for request, _ in wire.messages(lambda: os.read(source, CHUNK)):
-            reply = wire.NodeClock(time.time()) if isinstance(request, wire.ReadClock) else survey()
-            write_all(sink, wire.encode(reply))
+        for request, _ in check_wire.messages(lambda: os.read(source, CHUNK)):
+            reply = (
+                check_wire.NodeClock(time.time())
+                if isinstance(request, check_wire.ReadClock)
+                else survey()
+            )
+            write_all(sink, check_wire.encode(reply))
 
 
-def survey() -> wire.NodeSurvey:
+def survey() -> check_wire.NodeSurvey:
     """Query the hardware of this node."""
     disk_free = shutil.disk_usage(Path.home()).free
     if shutil.which("nvidia-smi") is None:
-        return wire.NodeSurvey(disk_free=disk_free)
-    query = f"--query-gpu={','.join(wire.GPU_FIELDS)}"
+        return check_wire.NodeSurvey(disk_free=disk_free)
+    query = f"--query-gpu={','.join(check_wire.GPU_FIELDS)}"
     gpus, complaint = _run("nvidia-smi", query, "--format=csv,noheader,nounits")
-    return wire.NodeSurvey(gpus, complaint, _kernel_log(), disk_free)
+    return check_wire.NodeSurvey(gpus, complaint, _kernel_log(), disk_free)
 
 
 def _kernel_log() -> list[str] | None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 
 from skymagic.kernels.fork import take_streams
-from skymagic.wire import debug_entries as wire
+from skymagic.wire import debug_entries as debug_wire
 from skymagic.wire.codec import write_all
 
 CHUNK = 1 << 20
@@ -20,9 +20,9 @@ def main() -> None:
     """Answer requests on the streams that this process was started with."""
     source, sink = take_streams()
     with contextlib.suppress(EOFError, BrokenPipeError):
-        for request, _ in wire.messages(lambda: os.read(source, CHUNK)):
-            if isinstance(request, wire.ReadEntries):
-                write_all(sink, wire.encode(wire.reply(request)))
+        for request, _ in debug_wire.messages(lambda: os.read(source, CHUNK)):
+            if isinstance(request, debug_wire.ReadEntries):
+                write_all(sink, debug_wire.encode(debug_wire.reply(request)))
 
 
 if __name__ == "__main__":

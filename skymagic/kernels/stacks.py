@@ -23,7 +23,6 @@ from weakref import WeakSet
 
 from skymagic.data.capture.numbering import numbers_by_file
 from skymagic.kernels.proc import processor_seconds, status
-from skymagic.runtime import rendezvous
 from skymagic.wire.queries import Stack, StackFrame
 
 if TYPE_CHECKING:  # the agent imports this module, and does not need asyncio
@@ -97,7 +96,9 @@ def is_library(file: str) -> bool:
 
 def collectives() -> int | None:
     """Return how many collectives this rank has started, or None if no process group counts."""
-    counts = (plugin.collectives() for plugin in list(rendezvous.active_plugins))
+    from skymagic.plugins.plugin import active_plugins  # the agent needs none of it
+
+    counts = (plugin.collectives() for plugin in list(active_plugins))
     return next((count for count in counts if count is not None), None)
 
 

@@ -107,7 +107,7 @@ class SkyMagics(Magics):
             if request.all or not (pools or request.name)
             else [registry.pool_named(request.name, ended=True)]
         )
-        registry.close(to_stop, self._report_stopped)
+        registry.close_all(to_stop, self._report_stopped)
         if not to_stop:
             print("no pool is running")
         if request.all:
@@ -294,11 +294,11 @@ class InspectionMagics(Magics):
             return
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
         request = replace(
-            request, coming=lambda: isinstance(cell, background.RunHandle) and not cell.done()
+            request, cell_pending=lambda: isinstance(cell, background.RunHandle) and not cell.done()
         )
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
-            self._name(request.output, logs.collected(request))
+            self._name(request.output, logs.collect(request))
 
     def _name(self, output: str | None, shown: object) -> None:
         """Store the displayed object in the variable that ``-o`` names, if any."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean 'A100'?"`` with the known word nearest to `word`, or ``""``.
 
-    Case, dashes and look-alikes (o and 0, l and 1) are ignored.
+    Ignores case, and the differences between - and _, o and 0, and i, l and 1.
     """
     folded = {_fold(name): name for name in candidates}
     close = get_close_matches(_fold(word), folded, n=1, cutoff=0.6)
@@ -49,14 +49,14 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def suggesting(
-    name: str, replacements: Mapping[str, str] | None = None, second_names: Collection[str] = ()
+    name: str, replacements: Mapping[str, str] | None = None, hidden_keywords: Collection[str] = ()
 ) -> Callable[[T], T]:
     """Decorate a function or class so that unknown keywords raise an error with a suggestion.
 
     Args:
-        name: its name in messages.
-        replacements: maps keywords of other tools to the ones here.
-        second_names: accepted keywords that are hidden from the signature, and so from completion.
+        name: name of the function or class in messages.
+        replacements: maps keywords of other tools to those of skymagic.
+        hidden_keywords: accepted keywords that the signature, and so completion, does not show.
     """
 
     def decorate(target: T) -> T:
@@ -73,8 +73,10 @@ def suggesting(
             check_keywords(name, keywords, accepted, replacements or {})
             return function(*args, **keywords)
 
-        if second_names:
-            shown = [arg for arg in signature.parameters.values() if arg.name not in second_names]
+        if hidden_keywords:
+            shown = [
+                arg for arg in signature.parameters.values() if arg.name not in hidden_keywords
+            ]
             checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         if isinstance(target, type):
             target.__init__ = checked  # type: ignore[misc]

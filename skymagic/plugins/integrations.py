@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic.plugins.plugin import Plugin
+from skymagic.plugins.plugin import Plugin, active_plugins
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
 from skymagic.runtime.on_import import wraps
@@ -78,18 +78,18 @@ def process_group(backend: str | None = None) -> Iterator[None]:
 
     info = position_among(runtime.participants(), runtime.instance_info())
     group = group_plugin("integrations.torch", backend)
-    with rendezvous.subgroup(f"run {runtime.run_number()}"):
+    with rendezvous.key_prefix(f"run {runtime.run_number()}"):
         # A rank's group that others wait in is found through this plugin. It is not formed again,
         # because the function is over by then.
         plugin = Plugin("integrations.torch", release=group.release, collectives=group.collectives)
-        rendezvous.active_plugins.append(plugin)
+        active_plugins.append(plugin)
         try:
             with group.around_app(info):
                 if info.rank == 0:
                     rendezvous.delete("torch")
                 yield
         finally:
-            rendezvous.active_plugins.remove(plugin)
+            active_plugins.remove(plugin)
 
 
 def position_among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:

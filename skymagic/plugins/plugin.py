@@ -1,4 +1,7 @@
-"""`Plugin`: the hooks of a framework as one frozen value, and `Cluster`: the pool being planned."""
+"""`Plugin`: the hooks of a framework as one frozen value, and `Cluster`: the pool being planned.
+
+On a rank, `active_plugins` lists the plugins that are set up.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class Plugin:
             any number of times. If it raises, this rank is restarted, `release` frees the others,
             and it is called again. None if a process can join only once: then all ranks are
             restarted when one of them has died. Wait for other ranks in ``with
-            rendezvous.waiting()`` (`skymagic.runtime`): a rank that sleeps elsewhere while others
+            rendezvous.waiting()`` (`skymagic.runtime`): a rank that blocks elsewhere while others
             wait for it counts as hanging after some seconds.
         settle: ``() -> notes``: clean up what a failed cell left half-done if nobody had to be
             freed, on all ranks of the pool. Returns a sentence for each thing that the user must
@@ -105,3 +108,7 @@ class Plugin:
     def spec(self) -> PluginSpec | None:
         """Specification for `load` to create this plugin again; None if it was built by hand."""
         return None if self.options is None else PluginSpec(self.name, self.options)
+
+
+active_plugins: list[Plugin] = []
+"""Plugins that are set up in this rank's process, in hook order; empty in other processes."""

@@ -369,7 +369,7 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
         raise RequestError(
-            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}",
+            f"the plugin {plugin.name!r} cannot be sent to the ranks: {words(problem)}",
             code="plugin-broken",
             names=[plugin.name],
         ) from problem

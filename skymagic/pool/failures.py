@@ -3,7 +3,7 @@
 With ``--replace``::
 
     node lost ──▶ provider.replace: waits for capacity
-              ──▶ recovery.exchange: agents, a new process group ──▶ the next cell
+              ──▶ recovery.replace_nodes: agents, a new process group ──▶ the next cell
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Replacement:
         logger.info(
             "nodes have replacements: pool=%s nodes=%s", self._status.name, sorted(machines)
         )
-        self._recovery.exchange(machines)
+        self._recovery.replace_nodes(machines)
         self._done()
         with self._lock:
             self.lost.difference_update(machines)

@@ -274,7 +274,7 @@ class Maker:
         match step:
             case Reuse(own):
                 pool = registry.pool_named(own.name)
-                registry.use(pool)
+                registry.mark_used(pool)
             case Resize(own, wanted):
                 pool = self._resize(registry.pool_named(own.name), wanted)
             case Attach(record, _):
@@ -299,8 +299,8 @@ class Maker:
         with contextlib.closing(survey):
             pool = self._pool(name, provider, survey)
             pool.move(PoolEvent.DECLARE)
-        registry.displace(pool.name)
-        registry.adopt(pool)
+        registry.pop(pool.name)
+        registry.register(pool)
         plan = pool.plan
         cost = f", for {cost_words(plan.price, plan.priced)}" if plan.region else ""
         self.tell(
@@ -322,7 +322,7 @@ class Maker:
         plan = survey.plan
         with _closed_on_failure(survey):
             confirm(plan)
-            registry.use(pool)
+            registry.mark_used(pool)
             if not plan.remote:
                 self.tell(f"pool {pool.name!r} gets {size_words(pool.plan, plan)} …")
                 for text in plan.gpu_words:
@@ -337,11 +337,20 @@ class Maker:
             )
             pool.close(how=messages.WAS_RECREATED)
             return self._started(
-                Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop)
+                Pool(
+                    pool.name,
+                    provider,
+                    survey,
+                    pool.namespace,
+                    pool.defaults,
+                    registry.unregister_closed,
+                )
             )
 
     def _pool(self, name: str, provider: Provider, survey: Survey) -> Pool:
-        return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop)
+        return Pool(
+            name, provider, survey, self.namespace, self.defaults, registry.unregister_closed
+        )
 
     def _started(self, pool: Pool) -> Pool:
         """Start a pool's ranks and register it with this notebook.
@@ -356,19 +365,19 @@ class Maker:
             keep_record(
                 PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd()))
             )
-        displaced = registry.displace(pool.name)
-        if displaced is None or displaced.taken_over:
+        replaced = registry.pop(pool.name)
+        if replaced is None or replaced.taken_over:
             pass
-        elif displaced.ended is not None and not displaced.plan.request.lazy:
-            self.tell(f"{displaced.ended}, and its variables are gone")
+        elif replaced.ended is not None and not replaced.plan.request.lazy:
+            self.tell(f"{replaced.ended}, and its variables are gone")
         is_drawn = self.tell is print_note and live.is_watched()
         with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
-            registry.adopt(pool)
+            registry.register(pool)
             try:
                 pool.start(say)
             except BaseException:
-                registry.drop(pool)
+                registry.unregister_closed(pool)
                 raise
             keep_key(pool)
             say(f"ready in {pool.start_seconds:.1f} s")
@@ -494,14 +503,14 @@ def _attached(
     taken = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
     if taken is not None and taken.job_id == record.job_id:
         taken.leave()
-        registry.forget(taken)
+        registry.unregister(taken)
     elif any(pool.job_id == record.job_id for pool in own):
         raise PoolError(
             f"pool {record.name!r} already belongs to this notebook",
             code="pool-exists",
             names=[record.name],
         )
-    if registry.known(record.name):
+    if registry.is_registered(record.name):
         raise PoolError(
             f"this notebook already has a pool {record.name!r}: end that first (%sky_down "
             f"{record.name})",
@@ -529,7 +538,13 @@ def _attached(
     try:
         survey, nodes = attach_nodes(key.plan, key.accesses)
         pool = Pool(
-            record.name, provider, survey, namespace, defaults, registry.drop, record.job_id
+            record.name,
+            provider,
+            survey,
+            namespace,
+            defaults,
+            registry.unregister_closed,
+            record.job_id,
         )
         # before the other notebook loses its links, because it reports who has taken the pool
         records.hand_over(record)
@@ -546,7 +561,7 @@ def _attached(
             code="attach",
             names=[record.name],
         ) from problem
-    registry.adopt(pool)
+    registry.register(pool)
     return pool, unfinished
 
 

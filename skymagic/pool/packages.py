@@ -380,8 +380,8 @@ class Packages:
         plane = data_plane(self._resources) if len(additions) > 1 else None
         uploads: list[str] = []
 
-        def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
-            """Upload a file to all nodes, unless another thread has uploaded the same content."""
+        def send_by_store(plane: DataPlane, node: Node, path: Path) -> list[str]:
+            """Send a file to the stores of all nodes, unless another thread has sent it."""
 
             def progress(sent: int) -> None:
                 if stopped():
@@ -393,7 +393,7 @@ class Packages:
         def one(node: Node, addition: Addition) -> None:
             assert node.install is not None
             if plane is not None:
-                addition = replace(addition, carry=partial(carry, plane, node))
+                addition = replace(addition, send_by_store=partial(send_by_store, plane, node))
             node.install(addition, partial(report, node.name), stopped)
 
         agents = self._resources.agents

@@ -204,7 +204,7 @@ class Pool(SharedStatus):
         self.started_at = now()
         self.start_seconds = time.monotonic() - started
         self._enter_plugins()
-        self.survey.ready()
+        self.survey.mark_ready()
 
     def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[UnfinishedRun]:
         """Take over a pool that another notebook has started.
@@ -373,7 +373,7 @@ class Pool(SharedStatus):
         def run(node: Node) -> Transport:
             folder = self.agents.started[node.index].directory
             log = debug_log.arguments(folder, "files", self.name, node.index)
-            return node.run(processes.FILES, self._folder, *log)
+            return node.run(processes.TRANSFER_SERVER, self._folder, *log)
 
         return Files(
             self.agents.nodes,

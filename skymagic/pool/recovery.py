@@ -10,9 +10,13 @@ failed rank is replaced, and all join in the next generation::
 
 If no rank is at fault, or joining fails again, all ranks are restarted.
 
+If a cell has failed, but left the group intact, the ranks keep it and only *settle*: their plugins
+clean up what the cell has left half-done (`Plugin.settle`). A rank that fails to settle is replaced
+as above.
+
 A recovery owns the ranks once it has reserved them. A restart requested meanwhile does not kill
-ranks that the recovery is already restarting, which is what the restart wants; the recovery
-replaces the other ranks in its next generation.
+ranks that the recovery is restarting anyway; the recovery replaces the other ranks in its next
+generation.
 """
 
 from __future__ import annotations
@@ -47,40 +51,42 @@ logger = logging.getLogger(__name__)
 REJOIN_TIMEOUT = 60.0
 """Seconds that live ranks wait for a new group.
 
-A rank that hangs is detected sooner (`hanging`).
+A rank that hangs is detected sooner (`run.stall.SignsOfLife.hanging`).
 """
 REJOIN_GRACE = 1.0
 """Seconds for ranks to leave a group after another rank failed.
 
-Several times that if they are slow.
+Slow ranks get up to `run.run.MAX_GRACE_EXTENSIONS` more of these periods.
 """
 ATTEMPTS = 4
 """Maximum number of attempts to form a group; the last one restarts all ranks."""
 TIMEOUT = 120.0
 """Seconds that a restart waits for the ranks."""
 LOOK_INTERVAL = 0.5
-"""Seconds between checks of a waiting restart for what delays the ranks."""
+"""Seconds between two checks for what delays a restart."""
 GIVE_UP_TIMEOUT = 10.0
 """Seconds for a recovery to end after its nodes were given up."""
 
 
 @dataclass(eq=False, repr=False)
 class Recovery:
-    """Thread that restores a pool's ranks while it has all of them reserved."""
+    """Restores a pool's ranks on a background thread, which first reserves all of them."""
 
     _status: SharedStatus
     _resources: PoolResources
     _scheduler: Scheduler
-    """Recovery goes before runs that wait in the queue."""
+    """Reserves the ranks; a recovery comes before the runs in the queue."""
     _send: Callable[..., Report]
     """Sends an order to ranks and waits for them (`Dispatch.send`)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held briefly while the fields below change."""
     _to_replace: set[int] = field(default_factory=set)
+    """Ranks that the current recovery replaces in its next generation, or else the next one."""
     _to_form: bool = False
-    """True if groups must be formed again; otherwise ranks only resynchronize."""
+    """True if the next recovery must form the process group again; otherwise ranks only settle."""
     _queued: bool = False
-    _fresh: frozenset[int] | None = None
+    """True while a recovery waits for its reservation."""
+    _restarted: frozenset[int] | None = None
     """Ranks that the current recovery has restarted; None if no recovery is in progress."""
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
@@ -90,13 +96,13 @@ class Recovery:
     """New `InstanceInfo` values of live ranks, which they get when they join the next group."""
 
     def begin(self, dead: Iterable[int], *, form: bool = True) -> None:
-        """Start to replace dead ranks and form the process groups again, and return at once.
+        """Start to replace dead ranks and to form the process group again, and return at once.
 
         Recovery needs all ranks: it starts when current runs are over, and before the runs in the
         queue.
 
         Args:
-            form: False if the groups are intact and plugins only clean up after a failed cell.
+            form: False if the group is intact, and the ranks only settle.
 
         Raises:
             PoolStateError: the pool's state does not allow it.
@@ -124,7 +130,11 @@ class Recovery:
         self._thread.start()
 
     def begin_after(self, report: Report) -> None:
-        """Start a recovery if a run failed, or left ranks dead, out of step or without a group."""
+        """Start a recovery if a run has failed, or has broken the process group.
+
+        The group is broken if ranks died, left it, were released from a collective, or have started
+        different numbers of collectives.
+        """
         dead = [
             number
             for number, rank in report.ranks.items()
@@ -211,25 +221,25 @@ class Recovery:
                 is_shown = True
                 print_note(f"[{text}]")
 
-    def slow(self) -> str:
+    def delay_reason(self) -> str:
         """Return what delays ranks that are restarting, or "" if nothing does for long."""
         recovering = self._status.state is State.RECOVERING
         return slow_start.delay_reason(self._resources) if recovering else ""
 
     def _replace(self, chosen: Iterable[int]) -> None:
-        """Restart ranks and end the runs on them; a recovery in progress takes the ranks on."""
+        """Restart ranks and end the runs on them. A recovery in progress restarts them, if any."""
         with self._lock:
-            ranks = sorted(set(chosen) - (self._fresh or frozenset()))
+            ranks = sorted(set(chosen) - (self._restarted or frozenset()))
             self._problem = None
             # No recovery starts one of these ranks while the lock is held, so the signal hits only
             # the current processes.
             self._resources.agents.signal(ranks, signal.SIGKILL)
             self._to_replace.update(ranks)
-            if self._fresh is None:
+            if self._restarted is None:
                 self._to_form = True
                 self._queue()
 
-    def exchange(self, machines: Mapping[int, Node]) -> None:
+    def replace_nodes(self, machines: Mapping[int, Node]) -> None:
         """Replace lost machines with others, restart their ranks, and form a new process group.
 
         Raises:
@@ -251,7 +261,7 @@ class Recovery:
             self._infos = {}
 
     def resize(self, plan: Plan) -> str:
-        """Add or release nodes of a pool on this machine, and form a new group of all ranks.
+        """Resize a local pool: start or end ranks, and form a new group of all ranks.
 
         Waits until the current runs are over.
 
@@ -302,7 +312,7 @@ class Recovery:
     def _recover_when_free(self, reservation: RankReservation) -> None:
         with reservation:
             with self._lock:
-                form, self._to_form, self._queued, self._fresh = (
+                form, self._to_form, self._queued, self._restarted = (
                     self._to_form,
                     False,
                     False,
@@ -313,17 +323,17 @@ class Recovery:
     def _recover(self, dead: Iterable[int], *, form: bool = True) -> None:
         try:
             self._status.move(PoolEvent.RECOVER)
-            if (
-                form
-                or self._rejoin(range(self._status.world_size), form=False) is not None
-                or not self._over()
-            ):
+            is_settled = (
+                not form and self._rejoin(range(self._status.world_size), form=False) is None
+            )
+            # A restart may have asked for ranks meanwhile.
+            if not (is_settled and self._end_unless_requested()):
                 self._bring_back(dead)
         except Exception as problem:
             logger.warning(
                 "recovery failed: pool=%s error=%s", self._status.name, type(problem).__name__
             )
-            self._fresh = None
+            self._restarted = None
             self._problem = problem
             agents = self._resources.agents
             is_lost = len(agents.gone) == len(agents.nodes)
@@ -343,7 +353,7 @@ class Recovery:
                 replaced |= self._to_replace
                 if replaced and self._status.inseparable:
                     replaced = set(everyone)
-                self._to_replace, self._fresh = set(), frozenset(replaced)
+                self._to_replace, self._restarted = set(), frozenset(replaced)
             self.generation += 1
             logger.info(
                 "ranks are replaced: pool=%s ranks=%s generation=%s attempt=%s",
@@ -357,7 +367,7 @@ class Recovery:
             problems = self._rejoin(sorted(everyone - replaced))
             if problems is None:
                 self._resources.agents.wait_ready(START_TIMEOUT, sorted(replaced))
-                if self._over():
+                if self._end_unless_requested():
                     return
             if self._to_replace:  # a restart killed ranks, so they are not at fault
                 continue
@@ -372,15 +382,18 @@ class Recovery:
             f"the ranks of pool {self._status.name!r} did not come back", code="ranks-not-back"
         )
 
-    def _over(self) -> bool:
-        """Return True if no restart wants more ranks replaced; this recovery then accepts none."""
+    def _end_unless_requested(self) -> bool:
+        """End this recovery unless a restart has asked for more ranks; return whether it ended.
+
+        A restart that comes later starts another recovery.
+        """
         with self._lock:
             if not self._to_replace:
-                self._fresh = None
+                self._restarted = None
             return not self._to_replace
 
     def _rejoin(self, alive: Sequence[int], *, form: bool = True) -> dict[int, str] | None:
-        """Let live ranks form a new group, or resynchronize in the one that they have.
+        """Let live ranks form a new group, or settle in the one that they have.
 
         Returns:
             None on success, else the ranks at fault with their errors.
@@ -418,10 +431,11 @@ class Recovery:
 def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     """Return the ranks that could not form a group through their own fault, with their errors.
 
-    Ranks that waited for these ranks report that they were released, or that a connection has
-    closed if that happens first, in one of torch's many wordings. If a rank has died or raised
-    something else, that rank is the cause. A rank that does not even end when it is released hangs
-    by itself, and was killed.
+    Most failures are only consequences: a rank that waited for a faulty one was released, or had
+    lost its connection to it before (torch words this in many ways). At fault are the ranks that
+    died, that raised any other error, or that had to be killed because releasing them did not end
+    their wait. Otherwise, these are the ranks whose error may be a lost connection, but whose text
+    does not say so.
 
     Args:
         hung: ranks that were killed because they hung or could not start, with the reasons.

@@ -62,13 +62,13 @@ def start_line(name: str | None = None) -> str:
     return f"%sky_pool {f'{name} ' if name else ''}--ranks 2 --plugin torch"
 
 
-def known(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Return True if a pool of this name is running, or has ended by itself."""
     return name in _pools
 
 
 def pools() -> list[Pool]:
-    """List all pools that have not ended by themselves, the most recently used last."""
+    """List the running pools, the most recently used last."""
     return [pool for pool in _pools.values() if pool.ended is None]
 
 
@@ -77,7 +77,7 @@ def ended_pools() -> list[Pool]:
     return [pool for pool in _pools.values() if pool.ended is not None]
 
 
-def adopt(pool: Pool) -> None:
+def register(pool: Pool) -> None:
     """Register a pool with this process as the most recently used one."""
     logger.debug("pool is registered: pool=%s job=%s", pool.name, pool.job_id)
     _pools[pool.name] = pool
@@ -87,30 +87,30 @@ def adopt(pool: Pool) -> None:
     atexit.register(at_exit)
 
 
-def displace(name: str) -> Pool | None:
+def pop(name: str) -> Pool | None:
     """Remove the pool of this name to make room for another, and return it, or None."""
     return _pools.pop(name, None)
 
 
-def forget(pool: Pool) -> None:
-    """Unregister a pool that was left; safe to call twice."""
+def unregister(pool: Pool) -> None:
+    """Unregister a pool that keeps running without this notebook. Safe to call twice."""
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
 
 
-def use(pool: Pool) -> None:
+def mark_used(pool: Pool) -> None:
     """Make a pool the most recently used one."""
     _pools[pool.name] = _pools.pop(pool.name)
 
 
 def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
-    """Return the name and the log ends by rank of an ended pool.
+    """Return the name of an ended pool, and the last lines of each rank's log.
 
     Args:
         name: name of the pool; None for the one that ended last.
 
     Returns:
-        None if the name matches a running pool, or if nothing was kept.
+        Name, and rank → lines; None if the name matches a running pool, or if nothing was kept.
     """
     running = pools()
     if any(name in (None, pool.name) for pool in running):
@@ -120,31 +120,38 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
     return (key, logs[key]) if key in logs and logs[key] else None
 
 
-def drop(pool: Pool) -> None:
+def unregister_closed(pool: Pool) -> None:
     """Unregister a pool that has released everything; keep its last log lines."""
     if pool.last_lines:
         _last_lines.pop(pool.name, None)
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if folder := os.environ.get(NOTEBOOK_JOB):  # the job continues without its pool
+    if folder := os.environ.get(NOTEBOOK_JOB):
+        # tells the notebook job that runs this notebook that the notebook ended the pool itself
         Path(folder, NOTEBOOK_CLOSED).touch()
     if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
-    forget(pool)
+    unregister(pool)
 
 
-def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
+def close_all(
+    pools: Iterable[Pool], on_closed: Callable[[Pool], object] = lambda pool: None
+) -> None:
     """Close each of these pools, even if others fail.
 
-    Raises PoolError naming what was not released.
+    Args:
+        on_closed: called after each pool that was closed.
+
+    Raises:
+        PoolError: some pools were not closed; the message lists what was not released.
     """
     problems: list[str] = []
     interrupt: BaseException | None = None
     for pool in list(pools):
         try:
             pool.close()
-            done(pool)
+            on_closed(pool)
         except PoolError as problem:
             problems.append(str(problem))
         except KeyboardInterrupt as error:
@@ -158,16 +165,18 @@ def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: N
 def at_exit() -> None:
     """Leave or close all pools when this process exits normally.
 
-    Pools that outlive the process are left if they are detached, are executing, or if the kernel is
-    being restarted; other pools are closed.
+    Pools for which `Pool.stays` is true are left running; the others are closed.
     """
-    # Jupyter sends SIGTERM 2.5 s after its shutdown request. It would end this process before its
-    # nodes have got the order to end.
+    # Jupyter sends SIGTERM 2.5 s after its shutdown request. SIGTERM would end this process before
+    # the nodes of its pools have been told to end.
     if _pools:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     to_leave = [pool for pool in _pools.values() if pool.stays(live.is_restarting())]
     to_close = [pool for pool in _pools.values() if pool not in to_leave]
-    steps: list[Callable[[], None]] = [*(pool.leave for pool in to_leave), lambda: close(to_close)]
+    steps: list[Callable[[], None]] = [
+        *(pool.leave for pool in to_leave),
+        lambda: close_all(to_close),
+    ]
     for step in steps:
         try:
             step()

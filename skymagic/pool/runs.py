@@ -146,7 +146,7 @@ class PoolRuns:
         def check() -> None:
             nonlocal is_shown
             may_wait()
-            if not is_shown and (text := self._recovery.slow()):
+            if not is_shown and (text := self._recovery.delay_reason()):
                 is_shown = True
                 screen.note(f"[{text}]\n")
 

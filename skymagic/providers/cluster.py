@@ -4,7 +4,7 @@ Each node is reached through a channel and then used like an SSH host. A provide
 request, asks its scheduler for nodes, waits while showing the reason, and releases the nodes.
 Everything else is here::
 
-    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode (one per node) ──taken──▶ HostMachine ──▶ Node
+    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode, each ──prepare_nodes──▶ HostMachine ──▶ Node
                   └──close──▶ give_back, then all connections
 """
 
@@ -44,10 +44,10 @@ from skymagic.wire.threads import start_all
 
 logger = logging.getLogger(__name__)
 
-BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
-"""Modules that values and files are sent to."""
-DOOR_SECONDS = 3.0
-"""Time a node has to answer at its own address before its channel is used instead."""
+BULK: tuple[str, ...] = (processes.VALUES, processes.TRANSFER_SERVER)
+"""Programs with much traffic, which therefore use the direct connection to a node."""
+DIRECT_TIMEOUT = 3.0
+"""Seconds that a node has to answer at its own address before its channel is used instead."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ClusterNode(ABC):
 
     @abstractmethod
     def connection(self) -> ChannelConnection:
-        """Return a connection that starts shells below the node's holder.
+        """Return a connection whose shells are started by the node's holder (see `HOLDER`).
 
         Does not ask the scheduler.
         """
@@ -110,7 +110,7 @@ class ClusterNode(ABC):
     def fate(self) -> str:
         """Return the scheduler's reason why the node is gone, or "" if it is present or unknown."""
 
-    def reconnected(self) -> ChannelConnection:
+    def reconnect(self) -> ChannelConnection:
         """Open another connection. Raises HostGone if the scheduler reports the node as gone."""
         if reason := self.fate():
             raise HostGone(self.name, reason)
@@ -125,15 +125,17 @@ class ClusterNode(ABC):
             daemon: name of the daemon that keeps the agent running on the node.
         """
         node = machine.node(index, daemon)
-        door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
+        direct = DirectConnection(
+            self.address, head.NodeAccess(daemon, "", self.name), machine, node.run
+        )
         access = ClusterAccess(
             **vars(node.access), location=self.where, channel_key=self.channel_key
         )
         return replace(
-            node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
+            node, access=access, fate=self.fate, run=direct.run, start_agent=direct.start_agent
         )
 
-    def inspected(self, requirements: Requirements, patience: float) -> HostMachine:
+    def inspect(self, requirements: Requirements, patience: float) -> HostMachine:
         """Inspect the node over a first connection, which is closed if the inspection fails.
 
         Args:
@@ -144,7 +146,7 @@ class ClusterNode(ABC):
         while True:
             try:
                 return HostMachine(
-                    self.name, self.reconnected, connection, probe(connection, requirements, True)
+                    self.name, self.reconnect, connection, probe(connection, requirements, True)
                 )
             except UntrustedHost:
                 connection.close()
@@ -162,8 +164,8 @@ class ClusterNode(ABC):
                 raise
 
 
-class NodeDoor:
-    """Starts processes on a node directly, bypassing its channel where possible.
+class DirectConnection:
+    """Direct connection to a node, which bypasses its channel where possible.
 
     Direct connections need the node's own address to be reachable. They use TLS to a relay that was
     started through the channel. A scheduler's channel is slow: srun and Ray's actors carry 20 and
@@ -184,15 +186,16 @@ class NodeDoor:
         run: Callable[..., Transport],
     ) -> None:
         self._address, self._access, self._machine, self._run = address, access, machine, run
-        self._shut = False
-        """True once the direct route has been tried and found unreachable."""
+        self._unreachable = False
+        """True once the node was found to be unreachable at its own address."""
         self._lock = threading.Lock()
+        """Held while a relay is started. Never held while a process is started through it."""
 
     def start_agent(self, state: Callable[[str], None]) -> Transport:
         """Start a new agent and return the tunnel to it.
 
-        The tunnel uses the channel until the agent's daemon runs, because a relay can only live
-        with a daemon, and moves to the relay after that.
+        The tunnel uses the channel until the node's daemon runs, and then moves to the relay, which
+        would end without a daemon on its node.
         """
         tunnel, daemon = self._machine.tunnel, self._access.daemon
         daemon_started = threading.Event()
@@ -204,16 +207,16 @@ class NodeDoor:
             return direct or self._machine.attached(daemon)
 
         def move() -> None:
-            if self._opened():
+            if self._ensure_relay():
                 tunnel.move()
 
-        def changed(now: str) -> None:
+        def on_state(now: str) -> None:
             state(now)
             if now == "connected" and not daemon_started.is_set():
                 daemon_started.set()
-                start_all([move], name="skymagic-door")
+                start_all([move], name="skymagic-direct")
 
-        return tunnel.open(connect, changed)
+        return tunnel.open(connect, on_state)
 
     def run(self, module: str, *args: str) -> Transport:
         """Start a process that runs this module."""
@@ -225,44 +228,47 @@ class NodeDoor:
 
         The relay may have ended; another one is started once.
         """
-        with self._lock:
-            for _ in range(2):
-                with contextlib.suppress(OSError):
-                    if self._access.port:
-                        return head.RelayedTransport(self._access, *command, timeout=DOOR_SECONDS)
-                if not self._opens():
+        for _ in range(2):
+            access = self._access
+            with contextlib.suppress(OSError):
+                if access.port:
+                    return head.RelayedTransport(access, *command, timeout=DIRECT_TIMEOUT)
+            with self._lock:
+                # Another thread may have started the next relay meanwhile.
+                if self._access is access and not self._start_relay():
                     break
         return None
 
-    def _opened(self) -> bool:
+    def _ensure_relay(self) -> bool:
+        """Start a relay unless one is running; return True if it listens."""
         with self._lock:
-            return bool(self._access.port) or self._opens()
+            return bool(self._access.port) or self._start_relay()
 
-    def _opens(self) -> bool:
-        """Start a relay on the node. Returns True if it listens.
+    def _start_relay(self) -> bool:
+        """Start a relay on the node, and return True if it listens. The caller holds the lock.
 
-        An unreachable relay is not tried again.
+        A node that was unreachable is not tried again.
         """
-        if self._shut:
+        if self._unreachable:
             return False
         try:
             address = self._address()
-            # nothing of a pool listens at a public address
-            self._shut = not address or not ipaddress.ip_address(address).is_private
-            if not self._shut:
+            # a pool never listens at a public address
+            self._unreachable = not address or not ipaddress.ip_address(address).is_private
+            if not self._unreachable:
                 access = head.relay(
                     self._run, replace(self._access, address=address, pem=tls.certificate())
                 )
-                socket.create_connection((address, access.port), DOOR_SECONDS).close()
+                socket.create_connection((address, access.port), DIRECT_TIMEOUT).close()
                 self._access = access
         except (OSError, ValueError, SkyError):
-            self._shut = True
-        return not self._shut
+            self._unreachable = True
+        return not self._unreachable
 
 
 @dataclass
-class NodeGroup:
-    """Nodes of a pool, as far as they have been allocated."""
+class Allocation:
+    """Nodes that a scheduler allocates to a pool together, and the request for them."""
 
     job_id: str = ""
     """Job ID under which the scheduler knows the pool; "" before the request and after the release.
@@ -278,26 +284,26 @@ class NodeGroup:
     ready: bool = False
     closing: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, order: Callable[[], Any]) -> Any:
-        """Run a scheduler request on a thread and wait for its answer.
+    def run_request(self, request: Callable[[], Any]) -> Any:
+        """Send a request to the scheduler on a thread, and wait for its answer.
 
         An interrupt ends the wait only. `close` still sees the request and releases what it
         allocates.
         """
         logger.info("scheduler is asked for nodes: job=%s", self.job_id)
-        (self.requested,) = start_all([order], name="skymagic-order")
+        (self.requested,) = start_all([request], name="skymagic-allocation")
         return self.requested.result()
 
 
 @dataclass(frozen=True)
 class ClusterSurvey(Survey):
-    """A resource request; owns the nodes that the scheduler allocates for it."""
+    """The plan of a pool on a cluster, and the owner of what was allocated for it."""
 
     requirements: Requirements
-    gang: NodeGroup = field(default_factory=NodeGroup, kw_only=True)
+    allocation: Allocation = field(default_factory=Allocation, kw_only=True)
 
     def give_back(self) -> str:
-        """Release the scheduler's allocation. Twice is safe.
+        """Release the scheduler's allocation. Safe to call twice.
 
         Called only by `close`, after the scheduler has answered the request.
 
@@ -310,18 +316,18 @@ class ClusterSurvey(Survey):
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Close the connection to the scheduler. Twice is safe."""
+        """Close the connection to the scheduler. Safe to call twice."""
 
     def outcome(self) -> Plan:
         """Return the plan with the nodes' actual hardware and the end of their allocation."""
-        return self.gang.plan or self.plan
+        return self.allocation.plan or self.plan
 
-    def ready(self) -> None:
+    def mark_ready(self) -> None:
         """Record that all ranks are up."""
-        self.gang.ready = True
+        self.allocation.ready = True
 
     def close(self) -> None:
-        """Release the nodes and close all connections. Twice is safe.
+        """Release the nodes and close all connections. Safe to call twice.
 
         An interrupt ends only the wait. The release continues, so an impatient user never leaks
         nodes.
@@ -329,58 +335,58 @@ class ClusterSurvey(Survey):
         start_all([self._end], name="skymagic-cluster-end", daemon=False)[0].result()
 
     def _end(self) -> None:
-        gang = self.gang
-        with gang.closing:
+        allocation = self.allocation
+        with allocation.closing:
             try:
-                if gang.job_id:
-                    if gang.requested is not None:
-                        wait([gang.requested])
-                    logger.info("allocation is released: job=%s", gang.job_id)
-                    if (what := self.give_back()) and not gang.ready:
+                if allocation.job_id:
+                    if allocation.requested is not None:
+                        wait([allocation.requested])
+                    logger.info("allocation is released: job=%s", allocation.job_id)
+                    if (what := self.give_back()) and not allocation.ready:
                         print_note(f"[{what}]")
-                gang.job_id = ""
+                allocation.job_id = ""
             finally:
-                call_concurrently(HostMachine.close, gang.machines)
-                if gang.key is not None and not gang.job_id:
-                    gang.key.drop()
+                call_concurrently(HostMachine.close, allocation.machines)
+                if allocation.key is not None and not allocation.job_id:
+                    allocation.key.drop()
                 self.leave()
 
-    def taken(
+    def prepare_nodes(
         self,
         nodes: Sequence[ClusterNode],
         source: str,
         say: Say,
         *,
         patience: float = 0.0,
-        **previous: Any,
+        **plan_fields: Any,
     ) -> list[Node]:
         """Connect to the allocated nodes, inspect them and set them up, all in parallel.
 
         Args:
             nodes: the allocated nodes.
             source: start of the progress line, before the node names: who allocated them.
-            patience: see `ClusterNode.inspected`.
-            previous: fields of the plan that do not come from the inspection.
+            patience: see `ClusterNode.inspect`.
+            plan_fields: fields of the plan that the inspection does not find out.
         """
-        gang, names = self.gang, [node.name for node in nodes]
+        allocation, names = self.allocation, [node.name for node in nodes]
         say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
-        before = gang.machines[:]
-        gang.machines[:] = call_concurrently(
-            lambda place: place.inspected(self.requirements, patience), nodes
+        before = allocation.machines[:]
+        allocation.machines[:] = call_concurrently(
+            lambda node: node.inspect(self.requirements, patience), nodes
         )
         call_concurrently(HostMachine.close, before)
-        if gang.key is not None and (unverified := sorted(gang.key.unverified)):
+        if allocation.key is not None and (unverified := sorted(allocation.key.unverified)):
             print_note(
-                f"[{', '.join(unverified)}: trusted on first use, for no home folder is shared "
-                "to prove the channel's key by: SECURITY.md]"
+                f"[{', '.join(unverified)}: trusted on first use, because without a shared home "
+                "folder the node cannot prove who it is (see SECURITY.md)]"
             )
-        gang.plan = replace(
-            _with_measured_nodes(self.plan, gang.machines, self.requirements), **previous
+        allocation.plan = replace(
+            _with_measured_nodes(self.plan, allocation.machines, self.requirements), **plan_fields
         )
-        set_up(gang.machines, self.requirements, say)
-        return self._nodes(nodes, [f"{gang.job_id}-{index}" for index in range(len(nodes))])
+        set_up(allocation.machines, self.requirements, say)
+        return self._nodes(nodes, [f"{allocation.job_id}-{index}" for index in range(len(nodes))])
 
-    def attached(
+    def adopt_nodes(
         self, nodes: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
     ) -> list[Node]:
         """Return the nodes of a pool that another notebook of this user created.
@@ -393,12 +399,12 @@ class ClusterSurvey(Survey):
         if (reason := nodes[0].fate()) and all(node.fate() for node in nodes[1:]):
             self.leave()
             raise CloudError("missing", "", reason)
-        gang = self.gang
-        gang.job_id, gang.plan, gang.ready = nodes[0].job_id, self.plan, True
-        gang.machines.extend(
+        allocation = self.allocation
+        allocation.job_id, allocation.plan, allocation.ready = nodes[0].job_id, self.plan, True
+        allocation.machines.extend(
             HostMachine(
                 node.name,
-                node.reconnected,
+                node.reconnect,
                 None,
                 access.installation.facts,
                 access.secret,
@@ -409,7 +415,7 @@ class ClusterSurvey(Survey):
         return self._nodes(nodes, [access.daemon for access in accesses])
 
     def _nodes(self, nodes: Sequence[ClusterNode], daemons: Sequence[str]) -> list[Node]:
-        numbered = enumerate(zip(nodes, self.gang.machines, daemons, strict=True))
+        numbered = enumerate(zip(nodes, self.allocation.machines, daemons, strict=True))
         return [node.node(machine, index, daemon) for index, (node, machine, daemon) in numbered]
 
 
@@ -480,7 +486,7 @@ if ! mkdir "$dir" 2>/dev/null; then
 fi
 trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
 @SEEN@command -v python3 >"$dir/python"
-# whoever finds it can write to it at once
+# rename it only once it is open, so that a writer never blocks
 mkfifo "$dir/.start" && exec 3<>"$dir/.start" && mv "$dir/.start" "$dir/start" || exit 1
 (trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
@@ -498,12 +504,16 @@ done
 """
 """Script that runs on each node and holds it for the pool.
 
-Starts the daemons named on its pipe, and ends after the last one, or with the job.
+It starts the daemons whose names it reads from its pipe (descriptor 3), and ends after the last
+one, or with the job.
 
-Signals reach all processes of a job. The holder outlives them, because the daemons it started end
-in their own time, and nothing in a step lives longer than the step's first process. A daemon that
-is killed before it handles signals leaves its folder behind; the holder removes it. Frameworks take
-SLURM_* for their own launcher's variables (Lightning #18650), so daemons get none of them.
+- A scheduler ends a job by a signal to all of its processes. The holder then waits until its
+  daemons have ended, because a Slurm step kills the others when its first process has ended.
+- The end of a daemon writes ``-`` to the pipe, a signal an empty line, so that `read` returns. A
+  process next to them writes ``?`` after `HOLDER_SECONDS`: without a daemon, the holder then ends.
+- A daemon that is killed before it handles signals leaves its folder behind; the holder removes it.
+- Daemons get no SLURM_* variables, which frameworks would take for those of a launcher (Lightning
+  issue 18650).
 """
 
 
@@ -520,8 +530,8 @@ def holder_script(folder: str, sealed_job: str = "") -> str:
     """Return `HOLDER` with its folder filled in, as an sh expression.
 
     Args:
-        sealed_job: job ID of the pool, if the holder reports whether it sees the pool's channel
-            key.
+        sealed_job: job ID of a pool whose channels are encrypted with a key; the holder then leaves
+            a mark if it can read the key. "" for other pools.
     """
     mark_seen = MARK_SEEN.replace("@JOB@", sealed_job) if sealed_job else ""
     text = HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))

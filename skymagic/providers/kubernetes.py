@@ -56,10 +56,11 @@ def _cluster(context: str, namespace: str) -> KubernetesCluster:
 
 
 @dataclass(frozen=True)
-class PodPlace(ClusterNode):
+class PodNode(ClusterNode):
     """A pod and its cluster.
 
-    Pods that we created have a holder; pods created by others do not.
+    Pods of a job that skymagic created run a holder (`providers.cluster.HOLDER`); the user's own
+    pods do not.
     """
 
     context: str
@@ -101,7 +102,7 @@ class PodPlace(ClusterNode):
 
 @dataclass(frozen=True)
 class KubernetesSurvey(ClusterSurvey):
-    """A resource request; owns the job.
+    """The plan of a pool on Kubernetes, and the owner of its job, which it deletes at the end.
 
     Attributes:
         manifest: returns the Job for a job ID.
@@ -116,7 +117,7 @@ class KubernetesSurvey(ClusterSurvey):
         """Delete the job. Pods created by others are left running."""
         if self.labels:
             return ""
-        self.cluster.delete(name := api.object_name(self.gang.job_id))
+        self.cluster.delete(name := api.object_name(self.allocation.job_id))
         logger.info("Kubernetes job is deleted: name=%s", name)
         return f"Kubernetes job {name} is deleted"
 
@@ -134,7 +135,7 @@ class Kubernetes:
             resources = _resources(request, template)
         if labels:
             mistakes += [
-                f"--{name}: --pods uses pods as they are"
+                f"--{name} has no effect with --pods, which uses existing pods as they are"
                 for name in ("image", "pod-template")
                 if name in options
             ]
@@ -144,22 +145,27 @@ class Kubernetes:
         if mistakes := cluster.mistakes(bool(labels)):
             raise RequestError(mistakes)
         location = f"namespace {cluster.namespace} of {cluster.label}"
-        names = [pod["metadata"]["name"] for pod in _running(cluster, labels)] if labels else []
+        names = (
+            [pod["metadata"]["name"] for pod in _running_pods(cluster, labels)] if labels else []
+        )
         if labels and len(names) < (request.nodes or 1):
             raise RequestError(
-                f"--pods {labels}: {count(len(names), 'pod')} with these labels run in {location}"
+                f"--pods {labels}: {count(len(names), 'running pod')} with these labels in "
+                f"{location}, and the pool needs {request.nodes or 1}"
             )
         request = replace(request, nodes=request.nodes or len(names) or 1)
         shape = topology(request)
         image, requirements = ssh.needs(request, shape, say)
-        own = "" if _first(template).get("image") else f"python:{requirements.minor}-slim"
+        default_image = (
+            "" if _container(template).get("image") else f"python:{requirements.minor}-slim"
+        )
         seconds = request.max_lifetime + 60 if request.max_lifetime else LIFETIME
         manifest = functools.partial(
             api.job_manifest,
             nodes=shape.nodes,
             seconds=int(seconds),
             resources=resources,
-            image=options.get("image", own),
+            image=options.get("image", default_image),
             template=template,
         )
         plan = Plan(
@@ -180,31 +186,33 @@ class Kubernetes:
 
         Then set them up in parallel.
         """
-        cluster, own = survey.cluster, not survey.labels
-        survey.gang.job_id = job_id
-        if own:
-            survey.gang.ask(lambda: cluster.create(survey.manifest(job_id)))
+        cluster, creates_job = survey.cluster, not survey.labels
+        survey.allocation.job_id = job_id
+        if creates_job:
+            survey.allocation.run_request(lambda: cluster.create(survey.manifest(job_id)))
             logger.info("Kubernetes job is created: job=%s", job_id)
             pods = wait_for(cluster, job_id, survey.plan.topology.nodes, say)
         else:
             pods = [
                 pod
-                for pod in _running(cluster, survey.labels)
+                for pod in _running_pods(cluster, survey.labels)
                 if pod["metadata"]["name"] in survey.plan.hosts
             ]
-        ends = time.time() + (survey.plan.request.max_lifetime or LIFETIME) if own else None
+        ends = time.time() + (survey.plan.request.max_lifetime or LIFETIME) if creates_job else None
         nodes = [
-            PodPlace(
+            PodNode(
                 pod["metadata"]["name"],
                 job_id,
                 cluster.context,
                 cluster.namespace,
                 pod["spec"]["containers"][0]["name"],
-                own,
+                creates_job,
             )
             for pod in pods
         ]
-        return survey.taken(nodes, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends)
+        return survey.prepare_nodes(
+            nodes, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends
+        )
 
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]
@@ -214,7 +222,7 @@ class Kubernetes:
         Connects to nothing yet.
         """
         pods = [
-            PodPlace(access.host, access.job_id, context, namespace, container, bool(holder))
+            PodNode(access.host, access.job_id, context, namespace, container, bool(holder))
             for access in accesses
             for context, namespace, container, holder in [access.location]
         ]
@@ -223,7 +231,7 @@ class Kubernetes:
         survey = KubernetesSurvey(
             plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels
         )
-        return survey, survey.attached(pods, accesses)
+        return survey, survey.adopt_nodes(pods, accesses)
 
     def pools(self) -> RemotePools:
         """Return this user's pools in the current context's namespace.
@@ -234,7 +242,7 @@ class Kubernetes:
         jobs = [
             job for job in cluster.jobs() if job["metadata"]["labels"].get(api.USER) == api.user()
         ]
-        return RemotePools(tuple(_listed(job, cluster.namespace) for job in jobs))
+        return RemotePools(tuple(_remote_pool(job, cluster.namespace) for job in jobs))
 
     def end(self, pool: RemotePool) -> str:
         """Delete the job of a pool in the current context's namespace, with its pods."""
@@ -242,7 +250,7 @@ class Kubernetes:
         return ""
 
 
-def _listed(job: Json, namespace: str) -> RemotePool:
+def _remote_pool(job: Json, namespace: str) -> RemotePool:
     job_id = job["metadata"]["labels"][api.JOB]
     where = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
     state, ends = api.job_words(job)
@@ -257,7 +265,7 @@ def _resources(request: PoolRequest, template: Json) -> Json:
 
     Raises RequestError.
     """
-    existing = _first(template).get("resources") or {}
+    existing = _container(template).get("resources") or {}
     requests = {}
     if request.cpus or not any(
         "cpu" in (existing.get(kind) or {}) for kind in ("requests", "limits")
@@ -268,11 +276,12 @@ def _resources(request: PoolRequest, template: Json) -> Json:
     if (gpu := request.gpu) is not None:
         check_gpu_count(gpu, "the cluster", allows_all=False)
     gpus = {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}
-    return {"requests": requests | gpus, "limits": gpus}  # Kubernetes wants both to be the same
+    # Kubernetes requires that requests and limits of GPUs are equal.
+    return {"requests": requests | gpus, "limits": gpus}
 
 
-def _first(template: Json) -> Json:
-    """Return the template's container that a pool's ranks run in."""
+def _container(template: Json) -> Json:
+    """Return the template's first container, where the pool's ranks run."""
     return dict(next(iter(template.get("spec", {}).get("containers") or [{}])))
 
 
@@ -325,7 +334,7 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
     return tuple(str(text).splitlines())
 
 
-def _running(cluster: KubernetesCluster, labels: str) -> list[Json]:
+def _running_pods(cluster: KubernetesCluster, labels: str) -> list[Json]:
     """Return the running pods with these labels."""
     return [pod for pod in cluster.pods(labels)[0] if api.waiting_reason(pod) == ("", "")]
 
@@ -354,8 +363,7 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
         job = cluster.job(name)
         if not job:
             raise ProvisionError(
-                f"Kubernetes job {name} was deleted, and not from this notebook, "
-                "before its pods ran",
+                f"Kubernetes job {name} was deleted from outside this notebook before its pods ran",
                 code="kubernetes-deleted",
                 names=[name],
             )

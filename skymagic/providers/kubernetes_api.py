@@ -824,7 +824,7 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
         return f"{WORDS[known_reason[0]]} ({': '.join(filter(None, known_reason))})"
     if reasons and status.get("phase") in ("Failed", "Succeeded"):
         return f"pod {name} has ended ({', '.join(filter(None, reasons[0]))})"
-    return f"pod {name} was deleted, and not from this notebook"
+    return f"pod {name} was deleted from outside this notebook"
 
 
 def explain_hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:

@@ -32,7 +32,7 @@ class Survey:
         """
         return self.plan
 
-    def ready(self) -> None:
+    def mark_ready(self) -> None:
         """Called once all ranks are up."""
 
     def close(self) -> None:

@@ -440,9 +440,9 @@ class RaySurvey(ClusterSurvey):
     def give_back(self) -> str:
         """Remove the group and its actors, unless they are gone with the head."""
         if reason := self.link.lost():
-            logger.warning("placement group not removed: job=%s", self.gang.job_id)
+            logger.warning("placement group not removed: job=%s", self.allocation.job_id)
             return reason
-        _end(self.link, self.gang.job_id)
+        _end(self.link, self.allocation.job_id)
         return "the pool's placement group is removed"
 
     def leave(self) -> None:
@@ -491,8 +491,8 @@ class Ray:
 
     def acquire(self, survey: RaySurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Have Ray place the group, wait for it, then set its nodes up in parallel."""
-        survey.gang.job_id = job_id
-        survey.gang.key = key = ChannelKey(job_id, HERE.run)
+        survey.allocation.job_id = job_id
+        survey.allocation.key = key = ChannelKey(job_id, HERE.run)
         key.share()
         atomic.keep(_note(job_id), survey.link.address.encode())
         pem = tls.certificate()
@@ -504,7 +504,7 @@ class Ray:
         ssh.call_concurrently(lambda place: place.introduce(pem), nodes)
         hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
         next(survey.link.ask(hold))
-        return survey.taken(nodes, "Ray has given", say)
+        return survey.prepare_nodes(nodes, "Ray has given", say)
 
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]
@@ -517,12 +517,12 @@ class Ray:
             plan, accesses[0].installation.requirements, RayLink(accesses[0].location[0])
         )
         key = ChannelKey(accesses[0].job_id, HERE.run, accesses[0].channel_key)
-        survey.gang.key = key
+        survey.allocation.key = key
         nodes = [
             RayNode(access.host, access.job_id, survey.link, index, access.location[1], key)
             for index, access in enumerate(accesses)
         ]
-        return survey, survey.attached(nodes, accesses)
+        return survey, survey.adopt_nodes(nodes, accesses)
 
     def pools(self) -> RemotePools:
         """Return the pools in all clusters known from here.
@@ -612,7 +612,7 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> tuple[PlacedNode, ...]:
     Args:
         pem: certificate and key of the notebook for the session that gives nodes the channel key.
     """
-    job = survey.gang.job_id
+    job = survey.allocation.job_id
     folder = holder_folder(job, "@NODE@")
     request = {
         "do": "place",

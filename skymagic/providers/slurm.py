@@ -74,18 +74,20 @@ class SlurmSurvey(ClusterSurvey):
 
     def give_back(self) -> str:
         """Cancel the job."""
-        gang = self.gang
+        allocation = self.allocation
         # an interrupt ended the wait for the answer, but Slurm may have accepted the job
-        if gang.requested is not None and not gang.number:
-            gang.number = "" if gang.requested.exception() else gang.requested.result()
-        # cancelling by name also cancels a successor
-        number = "" if self.plan.request.replace else gang.number
-        if problem := self.login.cancel(number, gang.job_id):
-            failure = f"Slurm job {gang.number} could not be cancelled: {problem}"
-            raise ProvisionError(
-                f"{failure}\n  scancel --name={gang.job_id} cancels it", code="not-released"
+        if allocation.requested is not None and not allocation.number:
+            allocation.number = (
+                "" if allocation.requested.exception() else allocation.requested.result()
             )
-        return f"Slurm job {gang.number} is cancelled" if gang.number else ""
+        # cancelling by name also cancels a successor
+        number = "" if self.plan.request.replace else allocation.number
+        if problem := self.login.cancel(number, allocation.job_id):
+            failure = f"Slurm job {allocation.number} could not be cancelled: {problem}"
+            raise ProvisionError(
+                f"{failure}\n  scancel --name={allocation.job_id} cancels it", code="not-released"
+            )
+        return f"Slurm job {allocation.number} is cancelled" if allocation.number else ""
 
     def leave(self) -> None:
         """Close the connection to the login node. Twice is safe."""
@@ -106,7 +108,7 @@ class SlurmSurvey(ClusterSurvey):
             ) from None
 
     def _submit(self, directives: Mapping[str, str]) -> str:
-        job_id = self.gang.job_id
+        job_id = self.allocation.job_id
         if slurm_jobs.ALLOCATED in directives:
             command = slurm_jobs.allocation(directives, job_id, self.prologue)
             return self.login.submit(command, "", job_id)
@@ -120,20 +122,23 @@ class SlurmSurvey(ClusterSurvey):
         """
         if self.plan.request.replace:
             self.submit(
-                **{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"}
+                **{
+                    "dependency": f"afternotok:{self.allocation.number}",
+                    "kill-on-invalid-dep": "yes",
+                }
             )
 
     def given(self, job: SlurmJob, say: Say) -> list[Node]:
         """Set up the nodes of a running job and return them."""
-        gang, login = self.gang, self.login
-        assert gang.key is not None
+        allocation, login = self.allocation, self.login
+        assert allocation.key is not None
         nodes = [
-            JobNode(name, gang.job_id, login, gang.number, gang.key)
+            JobNode(name, allocation.job_id, login, allocation.number, allocation.key)
             for name in login.hostnames(job.nodes)
         ]
-        return self.taken(
+        return self.prepare_nodes(
             nodes,
-            f"Slurm job {gang.number} has",
+            f"Slurm job {allocation.number} has",
             say,
             patience=RETRY_SECONDS,
             ends=job.ends,
@@ -190,13 +195,13 @@ class Slurm:
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job, wait for it, and set its nodes up in parallel."""
-        gang, login = survey.gang, survey.login
-        gang.job_id, gang.key = job_id, ChannelKey(job_id, login.run)
-        gang.key.share()
-        gang.number = gang.ask(survey.submit)
-        job = wait_for(login.queue, gang.number, say)
+        allocation, login = survey.allocation, survey.login
+        allocation.job_id, allocation.key = job_id, ChannelKey(job_id, login.run)
+        allocation.key.share()
+        allocation.number = allocation.run_request(survey.submit)
+        job = wait_for(login.queue, allocation.number, say)
         nodes = survey.given(job, say)
-        gang.ask(survey.succeed)
+        allocation.run_request(survey.succeed)
         return nodes
 
     def replace(
@@ -206,27 +211,29 @@ class Slurm:
 
         They replace all nodes of a job that has ended. See `provider.Replaceable`.
         """
-        gang, login = survey.gang, survey.login
-        job = login.queue.now(gang.number)
+        allocation, login = survey.allocation, survey.login
+        job = login.queue.now(allocation.number)
         if job is None or not (job.over or job.waits or job.state == "COMPLETING"):
             raise ProvisionError(
-                f"Slurm job {gang.number} runs: --renew is for its end", code="slurm-runs"
+                f"Slurm job {allocation.number} runs: --renew is for its end", code="slurm-runs"
             )
         # a pool without its head reports no other loss; if only others are lost, the head is next
         if 0 not in lost or job.state == "COMPLETING":
             stop.wait(0.5)
             return {}
         if job.state in ("CANCELLED", "COMPLETED"):
-            login.cancel("", gang.job_id)
-            raise ProvisionError(slurm_jobs.end_words(gang.number, job), code="slurm-ended")
-        queued = [number for number in login.numbers(gang.job_id) if number != gang.number]
+            login.cancel("", allocation.job_id)
+            raise ProvisionError(slurm_jobs.end_words(allocation.number, job), code="slurm-ended")
+        queued = [
+            number for number in login.numbers(allocation.job_id) if number != allocation.number
+        ]
         number = queued[0] if queued else survey.submit()
         successor = wait_for(login.queue, number, say, stop=stop)
         if successor.waits:
             return {}
-        gang.number = number
-        assert gang.key is not None
-        gang.key.renew()
+        allocation.number = number
+        assert allocation.key is not None
+        allocation.key.renew()
         nodes = survey.given(successor, say)
         survey.succeed()
         return dict(enumerate(nodes))
@@ -245,14 +252,14 @@ class Slurm:
         survey = SlurmSurvey(
             plan, accesses[0].installation.requirements, login, directives, prologue
         )
-        (survey.gang.number,) = accesses[0].location
+        (survey.allocation.number,) = accesses[0].location
         key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
-        survey.gang.key = key
+        survey.allocation.key = key
         nodes = [
-            JobNode(access.host, access.job_id, survey.login, survey.gang.number, key)
+            JobNode(access.host, access.job_id, survey.login, survey.allocation.number, key)
             for access in accesses
         ]
-        return survey, survey.attached(nodes, accesses)
+        return survey, survey.adopt_nodes(nodes, accesses)
 
     def pools(self) -> RemotePools:
         """Return this user's pools, whichever login node their jobs were submitted from."""

@@ -1,7 +1,8 @@
 """A key-value store of the pool's ranks, for values needed before a process group exists.
 
-Values go rank → agent → all ranks, so that no port has to be guessed. The keys of each process
-group include its generation, so that a late rank does not read values of an earlier group.
+A rank sends a value to its agent, and the agents pass it on to all ranks. Rank 0 publishes the
+port of its process group's store this way, so nothing has to be agreed on beforehand. Keys include
+the generation of the process group, so that a late rank does not read values of an earlier group.
 """
 
 from __future__ import annotations
@@ -33,38 +34,29 @@ class ValueExchange(Protocol):
 
 @dataclass
 class _State:
-    """State of this process: its connection, the current group, and the number of waits."""
+    """State of this process: its connection, the next process group, and the depth of waits."""
 
-    control: ValueExchange | None = None
+    connection: ValueExchange | None = None
     """Connection to all ranks; None in a process that is not a rank."""
     generation: int = 0
     prefix: str = ""
-    waits: int = 0
-
-    @property
-    def exchange(self) -> ValueExchange:
-        """Connection to all ranks.
-
-        Raises:
-            RuntimeError: this process is not a rank.
-        """
-        if self.control is None:
-            raise RuntimeError("this process is not a rank of a pool")
-        return self.control
+    """Prefix of all keys, while `key_prefix` is entered."""
+    wait_depth: int = 0
+    """Number of entered `waiting` contexts."""
 
 
 _state = _State()
 
 
-def attach(control: ValueExchange, generation: int) -> None:
-    """Bind this process to its control socket; called once, before any hook."""
-    _state.control = control
+def attach(connection: ValueExchange, generation: int) -> None:
+    """Make this process a rank: called once, before the hooks of its plugins run."""
+    _state.connection = connection
     _state.generation = generation
 
 
-def attached() -> bool:
+def is_attached() -> bool:
     """Return True if this process is a rank, or was forked from one."""
-    return _state.control is not None
+    return _state.connection is not None
 
 
 def set_generation(generation: int) -> None:
@@ -73,13 +65,13 @@ def set_generation(generation: int) -> None:
 
 
 def generation() -> int:
-    """Return the number of the process group that is being formed."""
+    """Return the generation of the next process group, also while it is being formed."""
     return _state.generation
 
 
 @contextlib.contextmanager
-def subgroup(name: str) -> Iterator[None]:
-    """Add a prefix to keys, so that the ranks of a smaller group see only each other's values."""
+def key_prefix(name: str) -> Iterator[None]:
+    """Prefix keys with `name`, so that the ranks of a subgroup see only each other's values."""
     before = _state.prefix
     _state.prefix = f"{name}/"
     try:
@@ -88,18 +80,28 @@ def subgroup(name: str) -> Iterator[None]:
         _state.prefix = before
 
 
+def _connection() -> ValueExchange:
+    if _state.connection is None:
+        raise RuntimeError("this process is not a rank of a pool")
+    return _state.connection
+
+
 def _key(name: str) -> str:
     return f"{_state.prefix}{name}/{generation()}"
 
 
 def put(name: str, value: Any) -> None:
-    """Set a plain value on all ranks of the pool in this generation."""
-    _state.exchange.put(_key(name), value)
+    """Set a value of this generation on all ranks of the pool.
+
+    The value consists of plain types that `wire.codec` encodes: numbers, strings, lists, and so on.
+    Raises RuntimeError if this process is not a rank.
+    """
+    _connection().put(_key(name), value)
 
 
 def delete(name: str) -> None:
     """Delete a value that every rank has read."""
-    _state.exchange.put(_key(name), None)
+    _connection().put(_key(name), None)
 
 
 def get(name: str, timeout: float = TIMEOUT) -> Any:
@@ -108,25 +110,26 @@ def get(name: str, timeout: float = TIMEOUT) -> Any:
     Raises TimeoutError after `timeout` seconds.
     """
     with waiting():
-        return _state.exchange.get(_key(name), timeout)
+        return _connection().get(_key(name), timeout)
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """Mark this rank as waiting for others.
 
-    While groups are formed again, a rank that sleeps anywhere else counts as hanging.
+    While process groups are formed again, a rank that blocks outside this context is considered
+    to be hanging.
     """
-    _state.waits += 1
+    _state.wait_depth += 1
     try:
         yield
     finally:
-        _state.waits -= 1
+        _state.wait_depth -= 1
 
 
-def waits() -> bool:
+def is_waiting() -> bool:
     """Return True if this rank is waiting for others. Safe on any thread."""
-    return _state.waits > 0
+    return _state.wait_depth > 0
 
 
 def free_port(address: str) -> int:
@@ -154,7 +157,3 @@ def _first_ephemeral_port() -> int:
     ):
         return int(file.read().split()[0])
     return EPHEMERAL
-
-
-active_plugins: list[Any] = []
-"""The rank's `plugins.Plugin`s, in hook order."""

@@ -15,7 +15,7 @@ from skymagic.ssh.process import GRACE_PERIOD, Channel, Process
 CHANNEL_TIMEOUT = 15.0
 """Seconds that a channel may take to open."""
 KILL_TIMEOUT = 3.0
-"""Seconds that a kill may take, because its caller has already waited."""
+"""Seconds that a kill may take; short, because its caller has already waited for the process."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class ScriptResult:
 
 
 class HostConnection(ABC):
-    """A connection to one host: over SSH, or by a job's steps on a node.
+    """A connection to one host: over SSH, or through a scheduler's job on that node.
 
     Thread-safe. A lost connection stays lost; create another one.
 
     Args:
         label: the user's name for the host.
-        trial: a command line with which the user can try to reach it.
+        trial: a command line for the user, to try to reach the host.
     """
 
     def __init__(self, label: str, trial: str) -> None:
@@ -121,14 +121,14 @@ class HostConnection(ABC):
         if late.is_set():
             raise HostError(
                 self.label,
-                f"a step took longer than {timeout:.0f} s and was ended",
+                f"a script took longer than {timeout:.0f} s and was killed",
                 code="host-timeout",
             )
         if self._closed or (not self.alive and (status is None or status < 0)):
             how = "closed" if self._closed else "lost"
             raise HostError(
                 self.label,
-                f"the connection was {how} while a step ran",
+                f"the connection was {how} while a script ran",
                 "try again",
                 code="host-lost",
             )
@@ -189,8 +189,7 @@ class HostConnection(ABC):
 
 
 class ChannelConnection(HostConnection):
-    """A connection that consists only of channels, each of which detects by itself if its other end
-    is gone.
+    """A connection without a shared transport: each channel notices by itself if its host is gone.
 
     Args:
         label, trial: as in `HostConnection`.
@@ -250,6 +249,7 @@ def _receive_script(path: str, nbytes: int, mode: int) -> str:
         'trap \'rm -f "$part"\' EXIT; trap "exit 1" HUP INT TERM PIPE\n'
         'mkdir -p "$(dirname "$path")" && cat > "$part" || exit 1\n'
         'size=$(wc -c < "$part")\n'
-        f'[ "$size" -eq {nbytes} ] || {{ echo "$((size)) of {nbytes} bytes came" >&2; exit 1; }}\n'
+        f'[ "$size" -eq {nbytes} ] || '
+        f'{{ echo "$((size)) of {nbytes} bytes arrived" >&2; exit 1; }}\n'
         f'chmod {mode:o} "$part" && mv -f "$part" "$path"'
     )

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 def send_nothing_after_close(transport: paramiko.Transport) -> None:
     """Make a transport drop packets for a channel after its CLOSE; call this before it is started.
 
-    A paramiko channel decides under its lock what to send, but sends it without: when a process
-    ends, the reply to that (CLOSE) can overtake a packet that another thread is about to send (EOF,
-    data). OpenSSH ends the whole connection at such a packet (``ieof packet referred to nonexistent
-    channel``).
+    A paramiko channel decides under its lock what to send, but sends it after releasing the lock.
+    When a process ends, the reply to that (CLOSE) can overtake a packet that another thread is
+    about to send (EOF, data). OpenSSH ends the whole connection at such a packet (``ieof packet
+    referred to nonexistent channel``).
     """
     from paramiko.common import (
         MSG_CHANNEL_CLOSE,
@@ -72,13 +72,13 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
             closed.discard(number)
         send(data)
 
-    def opened(*args: Any, **kwargs: Any) -> paramiko.Channel:
-        """Open a channel; the host may reuse a number."""
+    def open_patched(*args: Any, **kwargs: Any) -> paramiko.Channel:
+        """Open a channel; the host may reuse the number of a closed one."""
         channel: paramiko.Channel = open_channel(*args, **kwargs)
         closed.discard(channel.remote_chanid.to_bytes(4, "big"))
         return channel
 
-    patched._send_message, patched.open_channel = send_message, opened
+    patched._send_message, patched.open_channel = send_message, open_patched
 
 
 class UnsupportedLogin(HostError):
@@ -161,8 +161,13 @@ def authenticate(
 ) -> None:
     """Log in with one of the user's keys.
 
+    Args:
+        ask: asks the user for the passphrase of a key; None if the notebook is unattended.
+        cancellation: ends the wait for the host's answers.
+
     Raises:
-        HostError: the host accepts none of them.
+        UnsupportedLogin: the host requires more than a key, or OpenSSH may be able to log in.
+        HostError: the host accepts none of the keys.
     """
     import paramiko
 
@@ -182,12 +187,13 @@ def authenticate(
         if isinstance(
             problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType
         ):
-            reason = "the host wants more than a key" if partial else "the host takes no keys, only"
-            message = f"{reason}: {', '.join(problem.allowed_types)}"
+            methods = ", ".join(problem.allowed_types)
             raise UnsupportedLogin(
                 endpoint.label,
-                message,
-                "--ssh openssh asks you for the rest, as ssh does",
+                f"the host requires more than a key: {methods}"
+                if partial
+                else f"the host accepts no keys, but: {methods}",
+                "with --ssh openssh, ssh asks you for a password or code",
                 code="host-other-login",
             )
         if not answered or not transport.is_active():
@@ -254,8 +260,10 @@ def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
 def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     remedy = f"if that is the host's key, accept it once in a terminal: {_command(endpoint)}"
     if endpoint.strict in ("no", "off", "accept-new"):
-        not_followed = f"StrictHostKeyChecking {endpoint.strict} is not followed"
-        remedy += f"\n  ({not_followed}: skymagic sends your data and secrets there)"
+        remedy += (
+            f"\n  (StrictHostKeyChecking {endpoint.strict} is ignored, because skymagic sends your "
+            "data and secrets to the host)"
+        )
     return HostError(
         endpoint.label, f"its host key is not known: {offered}", remedy, code="host-key-unknown"
     )
@@ -293,20 +301,18 @@ def _command(endpoint: Endpoint) -> str:
 def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
     address = f"{endpoint.hostname} port {endpoint.port}"
     if problem is None:
-        reason = (
-            f"{address} took the connection, and then said nothing for {endpoint.timeout:.0f} s"
-        )
+        reason = f"{address} accepted the connection, but sent nothing for {endpoint.timeout:.0f} s"
         return HostError(
             endpoint.label, reason, "is that sshd, and is the host overloaded?", code="host-no-ssh"
         )
     if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
         return HostError(
             endpoint.label,
-            f"{address} has no method in common with us: {problem}",
+            f"{address} supports none of the algorithms that paramiko supports: {problem}",
             "",
             code="host-no-ssh",
         )
-    reason = f"{address} does not speak SSH with us: {str(problem) or 'it closed the connection'}"
+    reason = f"{address} does not speak SSH: {str(problem) or 'it closed the connection'}"
     remedy = "is that sshd's port? It may also refuse more connections for now (MaxStartups)"
     return HostError(
         endpoint.label, reason, f"{remedy}. Try: {_command(endpoint)}", code="host-no-ssh"
@@ -322,7 +328,7 @@ def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) ->
     if not active and len(attempts.refused) > 1:
         reason += (
             "; the host ended the connection, maybe for too many keys "
-            "(IdentitiesOnly yes and an IdentityFile help)"
+            "(set IdentitiesOnly and IdentityFile in ~/.ssh/config)"
         )
     remedy = (
         f"is {endpoint.user!r} the right user? "

@@ -1,5 +1,7 @@
 """Protocol of the node agents: messages between notebook, daemon, agent, forkserver and ranks.
 
+The main messages, in the usual order::
+
     notebook                     agent                        forkserver, rank
     AgentSpec                →   (starts the forkserver)
                              ←   AgentStarted
@@ -106,16 +108,16 @@ class AgentSpec(AgentMessage):
     """Seconds after which the agent ends everything in any case."""
     detached_timeout: float | None = None
     """Seconds without the notebook and without a busy rank on this node after which the agent ends
-    everything; None: it ends with the link.
+    everything; None: the agent ends when the link is lost.
     """
     max_away: float | None = None
     """Seconds without the notebook after which the agent stops its ranks' current work."""
     notices: str = ""
-    """Source of this machine's interruption notices: "ec2-spot", "slurm:120" (SIGURG that many
-    seconds before the end), or "" for none.
+    """Source of this machine's interruption notices: "ec2-spot", "slurm:120" (Slurm sends SIGURG
+    120 s before the end), or "" for none.
     """
     log_limit: int | None = None
-    """Most bytes of each rank's log; beyond that the beginning is dropped."""
+    """Maximum number of bytes of each rank's log; beyond that the beginning is dropped."""
     log_level: str = ""
     """Level of the debug logs of the node's processes (`wire.debug_log`)."""
 
@@ -183,9 +185,11 @@ class RankSpec(AgentMessage):
     """A ``{"name": …, "options": {…}}`` for each plugin, in hook order."""
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
-    """UUIDs of its GPUs, which the agent holds for the pool."""
+    """UUIDs of its GPUs, which the agent has locked for the pool."""
     generation: int = 0
-    """Number of the pool's process group; it grows each time that ranks are freed or replaced."""
+    """Number of the pool's process group. It grows each time that ranks are released from a
+    collective, or replaced.
+    """
     store: str = ""
     """Directory of the node store, filled in by the agent."""
     log: str = ""
@@ -267,7 +271,11 @@ class Measure(AgentMessage):
 
 
 class ReadLog(AgentMessage):
-    """Notebook → agent: read the last lines of a rank's log, or wait for bytes after `start`."""
+    """Notebook → agent: read a rank's log, in one of four ways.
+
+    With `runs`: the list of runs. Else with `run`: a piece of this run's output. Else with `start`:
+    wait for bytes after it. Else: the last `lines`.
+    """
 
     rank: int
     number: int
@@ -293,7 +301,7 @@ class Measurement(AgentMessage):
     """Agent → notebook: the answer to `Measure`."""
 
     rank: int
-    """The first of the ranks that were asked about."""
+    """The first rank of the request; identifies the request together with `number`."""
     number: int
     at: float
     """Seconds by the node's monotonic clock."""
@@ -309,7 +317,7 @@ class LogPiece(FrozenMessage):
     end: int
     """Position after the text, in bytes."""
     more: bool = False
-    """True if the run has more text by now."""
+    """True if the log already has more text of the run after this piece."""
     known: bool = True
     """False if the log no longer has the run."""
     over: bool = False
@@ -473,6 +481,7 @@ class RankExited(AgentMessage):
     status: int | None
     """Exit code; negative for a signal; None if unknown."""
     expected: bool
+    """True if the notebook or the agent ended the process."""
     out_of_memory: bool = False
     tail: str = ""
     """The last lines of its log."""
@@ -491,7 +500,7 @@ class InterruptionNotice(AgentMessage):
     """
 
 
-class HookSet(AgentMessage):
+class HookPresence(AgentMessage):
     """Rank → agent: report if the rank now has an `on_interruption` hook."""
 
     rank: int
@@ -515,8 +524,8 @@ class BeginOutput(AgentMessage):
     visible: bool
     """True if the output reaches the notebook, False for the log only."""
     limit: int
-    """Most bytes of text that may reach the screen at once; beyond that it is paced, and only the
-    log is complete.
+    """Maximum number of bytes of text that may reach the screen at once; beyond that, output is
+    paced, and only the log is complete.
     """
     cell: int = 0
     """Number of the cell in the notebook, for the log; 0 if the request is not a cell."""
@@ -533,7 +542,7 @@ class Publish(AgentMessage):
     """Jupyter's content of such a message."""
 
 
-class Reported(AgentMessage):
+class MetricsReport(AgentMessage):
     """Rank → agent: numbers that the cell reported since the last such message (`wire.metrics`)."""
 
     rank: int

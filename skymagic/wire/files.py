@@ -21,7 +21,7 @@ from typing import Any
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 CHUNK = 1 << 20
-"""Most bytes after one message, and most bytes written at once."""
+"""Maximum number of bytes after one message, and of bytes written at once."""
 
 
 class FileMessage(FrozenMessage):
@@ -90,27 +90,25 @@ class CompareReply(FileMessage):
     """Actions required, by entry number.
 
     Attributes:
-        want: files to be sent.
+        to_send: files to be sent.
         ask: files with the same size but another time; their digests decide.
         present: pairs of a number and a `PresentPieces` text, for all files in `ask` and for large
-            files in `want`.
+            files in `to_send`.
         problems: reasons why it cannot be done.
     """
 
-    want: list[int]
+    to_send: list[int]
     ask: list[int]
     present: list[tuple[int, str]]
     problems: list[str]
 
 
 class Write(FileMessage):
-    """Announce the files of the last `Compare` that follow, by number.
+    """Announce that files of the last `Compare` follow, by number."""
 
-    Those in `equal` need only their times set.
-    """
-
-    want: list[int]
-    equal: list[int]
+    to_write: list[int]
+    same_content: list[int]
+    """Files whose content is the same already, and only the times are to be set."""
 
 
 class WriteReply(FileMessage):
@@ -126,8 +124,8 @@ class SendFiles(FileMessage):
     """Send these files of the listing."""
 
     numbers: list[int]
-    pieces: list[str]
-    """Pieces of each file that the notebook already has, as in `CompareReply.there`."""
+    remote_digests: list[str]
+    """Pieces of each file that the notebook already has, as in `CompareReply.present`."""
 
 
 class SendFilesReply(FileMessage):

@@ -1,7 +1,7 @@
 """Processes: modules that they start in one another, signals by pid, exit statuses in words.
 
 ``python -m`` runs each of the first ten modules in a separate process. A rank is forked and
-imports its module after that. `tests/test_house.py` reads this table of process boundaries, which
+imports its module after that. `tests/test_layers.py` reads this table of process boundaries, which
 imports do not show: no other module names one of skymagic's modules in a string.
 """
 
@@ -35,7 +35,7 @@ SITE = "SKYMAGIC_SITE"
 """Environment variable of a holder that has run a site's prologue; daemons inherit its PATH."""
 VALUES = "skymagic.kernels.store.server"
 """A node's value server; started by the notebook (`pool.resources`)."""
-FILES = "skymagic.kernels.files"
+TRANSFER_SERVER = "skymagic.kernels.transfer_server"
 """A node's end of a file copy; started by the notebook, once for each copy (`pool`)."""
 CHECK = "skymagic.kernels.check"
 """A node's end of a check; started by the notebook, once for each check (`cluster.checking`)."""

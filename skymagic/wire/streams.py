@@ -16,22 +16,22 @@ import select
 
 MARK = b"\x1b\x00stderr "
 HEADER_BYTES = len(MARK) + 5
-MOST = select.PIPE_BUF - HEADER_BYTES
-"""Most bytes of text in a frame."""
+MAX_TEXT_BYTES = select.PIPE_BUF - HEADER_BYTES
+"""Maximum number of bytes of text in a frame."""
 
 
 def frame(text: bytes | memoryview) -> bytes:
     """Return a frame of standard error for the pipe of standard output.
 
-    `text` has at most `MOST` bytes.
+    `text` has at most `MAX_TEXT_BYTES` bytes.
     """
     return MARK + b"%04x\x00" % len(text) + bytes(text)
 
 
 class FrameReader:
-    """Split data from such a pipe by stream; anything that only resembles a frame passes unchanged.
+    """Splits the data of the first pipe into standard output and standard error. Does no I/O.
 
-    Pure.
+    Data that only resembles a frame counts as standard output.
     """
 
     def __init__(self) -> None:

@@ -583,7 +583,7 @@ def test_a_plugin_that_fails_in_the_notebook_ends_the_pool() -> None:
 def test_a_plugin_that_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
     plugin = Plugin(name="locked", around_app=lambda info: lock)
-    with pytest.raises(RequestError, match="the plugin 'locked' cannot travel"):
+    with pytest.raises(RequestError, match="the plugin 'locked' cannot be sent"):
         sky.Compute(plugins=[plugin]).start()
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.api.logs import of_runs
+from skymagic.api.logs import lines_of_runs
 from skymagic.pool import records
 from tests.lab.notebook import Notebook, opened
+from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,23 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
     ]
 
 
+def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
+    gate = notebook.folder / "half"
+    os.mkfifo(gate)
+    notebook.run("number = number_in(get_ipython())")
+    cell = notebook.value("number") + 1
+    notebook.run(
+        f"%%sky_broadcast -a --only 0\nprint('whole\\nha', end='', flush=True)\n"
+        f"open({str(gate)!r}).read()\nprint('lf')"
+    )
+    with gate.open("w"):  # opens once the rank reads, and so has printed
+        logs = f"%sky_logs --rank 0 --cell {cell}"
+        until(lambda: notebook.run(logs).lines == ["whole", "ha"])
+        following = notebook.start(f"{logs} -f")
+        notebook.watch(following, lambda seen: "whole" in seen.lines)
+    assert notebook.finish(following).lines == ["whole", "half"]
+
+
 def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(notebook: Notebook) -> None:
     gate = notebook.folder / "before"
     os.mkfifo(gate)
@@ -150,7 +168,7 @@ def test_what_stays_of_a_pool_that_has_ended(notebook: Notebook) -> None:
         for name in ("logged", job):
             *lines, last = later.run(f"%sky_logs --pool {name} --cell {first} --grep from").lines
             assert lines == ["one from 0", "two from 0"]
-            assert f"pool 'logged' ({job}) has ended at " in last
+            assert f"pool 'logged' ({job}) ended at " in last
         assert "there is no rank 1" in later.fail("%sky_logs --pool logged --rank 1").evalue
         assert "there is no pool 'nobody'" in later.fail("%sky_logs --pool nobody").evalue
 
@@ -184,4 +202,4 @@ def test_lines_of_runs_in_a_log_of_another_version() -> None:
         "new",
         "more",
     ]
-    assert list(of_runs(lines, {7})) == ["new", "more"]
+    assert list(lines_of_runs(lines, {7})) == ["new", "more"]

@@ -90,7 +90,7 @@ def test_a_broken_node(about: dict[str, object], words: str) -> None:
             "a program has failed on the GPU at 0000:3b:00 (Xid 31)",
         ),
         ({"disk_free": 3_000_000_000}, "3.0 GB of its disk free"),
-        ({"ahead": -7.25, "unsure": 0.01}, "its clock is 7.25 s behind"),
+        ({"clock_offset": -7.25, "clock_error": 0.01}, "its clock is 7.25 s behind"),
     ],
 )
 def test_what_is_worth_knowing(about: dict[str, object], words: str) -> None:
@@ -98,7 +98,7 @@ def test_what_is_worth_knowing(about: dict[str, object], words: str) -> None:
 
 
 def test_a_clock_that_could_not_be_read_well_is_not_wrong() -> None:
-    assert judged(Health(**{**vars(GOOD), "ahead": 1.5, "unsure": 0.8})) == []
+    assert judged(Health(**{**vars(GOOD), "clock_offset": 1.5, "clock_error": 0.8})) == []
 
 
 def test_where_nobody_asks_for_gpus_none_are_missed() -> None:
@@ -127,7 +127,7 @@ def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
         for number in range(2)
     ]
     found = check([*nodes, Node(2, "gone", unreached, unreached, address="127.0.0.1")])
-    assert abs(found.nodes[0].ahead) <= max(found.nodes[0].unsure, 0.01)
+    assert abs(found.nodes[0].clock_offset) <= max(found.nodes[0].clock_error, 0.01)
     assert [(one.node, one.problem) for one in found.verdicts if one.broken] == [
         (2, "not checked: gone: no route to host")
     ]

@@ -91,7 +91,7 @@ def _allocated(
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in env.items():
             patched.setenv(name, value)
-        patched.setattr(ClusterSurvey, "taken", lambda survey, places, *_, **__: places)
+        patched.setattr(ClusterSurvey, "prepare_nodes", lambda survey, places, *_, **__: places)
         survey = provider.plan(parse_pool(options), print)
         stack.callback(survey.close)
         (place,) = provider.acquire(survey, f"lab-{secrets.token_hex(4)}", print)

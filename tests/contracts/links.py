@@ -115,7 +115,7 @@ class Loops(Link):
 
     def _connect(self) -> None:
         for end in self._ends:
-            end.release()
+            end.detach_silently()
         received = [end.session.received for end in self._ends]
         for end, sock, count in zip(
             self._ends, socket.socketpair(), reversed(received), strict=True
@@ -135,7 +135,7 @@ class Loops(Link):
             return data
 
     def cut(self) -> None:
-        self._calls.append(self._ends[0].release)
+        self._calls.append(self._ends[0].detach_silently)
 
     @contextmanager
     def stream(self) -> Iterator[tuple[socket.socket, socket.socket]]:

@@ -477,8 +477,8 @@ def test_a_value_that_never_looks_the_same_stays_the_ranks_own(notebook: Noteboo
     for _ in range(2):
         assert moved(notebook.there("r.mine", note=notes.append)) == []
     assert notes == [
-        "r pickles differently each time, so changes cannot be detected: the ranks keep their own; "
-        "--push r sends the notebook's"
+        "r pickles differently each time, so changes cannot be detected: "
+        "the ranks keep the value they have; --push r sends the notebook's value"
     ]
     assert moved(notebook.there("r", push=["r"])) == ["r"]
     assert notebook.values("hasattr(r, 'mine')") == [False, False]

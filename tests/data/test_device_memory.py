@@ -103,7 +103,7 @@ def test_to_another_rank_memory_goes_to_the_device_again(gpu: DeviceMemory) -> N
 def test_pieces_of_host_and_device_come_in_their_order(
     gpu: DeviceMemory, monkeypatch: pytest.MonkeyPatch, stage: int
 ) -> None:
-    monkeypatch.setattr(device, "STAGE", stage)
+    monkeypatch.setattr(device, "STAGING_BYTES", stage)
     data = torch.randint(0, 255, (10_000,), dtype=torch.uint8)
     raw = data.numpy().tobytes()
     gpu.put(data)

@@ -79,8 +79,8 @@ def test_large_values_are_told_once_before_they_travel(
     )
     before = sum(cluster.sent())
     assert ship("big, small") == [
-        "big: 4 MB must travel over this connection; what a cell reads or makes on the nodes need not, "
-        "and --no-push big leaves it out"
+        "big: 4 MB must be sent over this connection; data that a cell reads or creates on the nodes "
+        "is not sent, and --no-push big leaves the variable out"
     ]
     assert said[0][1] - before < 1000
     assert ship("big, small") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.data.remote.client import ConnectionLost, StoreClient
 from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import NodeStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
+from skymagic.wire.store import Settings, StoreMessage
 from tests.contracts.stores import MB, Cluster, put
 from tests.lab.nodes import node_of, start
 
@@ -80,6 +83,28 @@ def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         store.put(None, [b"x"], 1)
     assert len(said) == 1
     store.close()
+
+
+def test_message_that_cannot_be_handled_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(node: int, message: StoreMessage | None) -> None:
+        if message is not None:
+            raise ZeroDivisionError("planted")
+
+    def serve() -> ChildTransport:
+        module = "skymagic.kernels.store.server"
+        return ChildTransport([sys.executable, "-m", module, str(tmp_path)])
+
+    client = StoreClient(node_of(3, "gpu7", serve), start, Settings(), fail, 60.0)
+    try:
+        with pytest.raises(ConnectionLost):
+            client.connect()
+    finally:
+        client.close()
+    (record,) = (record for record in caplog.records if record.exc_info)
+    assert "node=3" in record.getMessage()
+    assert "planted" in caplog.text
 
 
 def test_a_login_shell_that_prints(tmp_path: Path) -> None:

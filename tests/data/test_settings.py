@@ -19,7 +19,7 @@ FORGET = """from skymagic.data.capture import assignments as _assignments
 import skymagic as _sky
 _assignments.assignments_of(globals()).settings.clear()
 _assignments.assignments_of(globals()).on_modules.clear()
-_sky.find('main').pool.shipper.notes._said.clear()"""
+_sky.find('main').pool.shipper.notes._shown.clear()"""
 
 
 @pytest.fixture

@@ -488,7 +488,7 @@ def test_refusals_name_all_at_once(notebook: Notebook) -> None:
         with pytest.raises(CaptureError) as caught:
             notebook.there("fine, " + ", ".join(REFUSED))
         first, *lines = str(caught.value).splitlines()
-        assert first == f"{len(REFUSED)} variables cannot travel to the ranks; nothing was run:"
+        assert first == f"{len(REFUSED)} variables cannot be sent to the ranks; nothing was run:"
         for name, words in REFUSED.items():
             (line,) = [line for line in lines if line.startswith(f"  {name} (")]
             assert "used in the cell" in line

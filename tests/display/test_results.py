@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,8 @@ class Loud:
         ([None, [np.zeros(1000)]], [("0", "NoneType", "None"), ("1", "list", "1 item")]),
         ([5] * 64, [("0–63", "int", "5")]),
         ([0.25 + rank for rank in range(64)], [("0–63", "float", "0.25 … 63.2, mean 31.8")]),
+        ([1.0] * 20 + [math.nan] + [3.0] * 20, [("0–40", "float", "1 … 3, mean 2; 1 × nan")]),
+        ([math.nan] * 64, [("0–63", "float", "nan")]),
         (
             ["ok"] * 63 + [None],
             [("0–62", "str", "'ok'"), ("63", "NoneType", "None")],
@@ -49,6 +52,20 @@ class Loud:
 )  # fmt: skip
 def test_rows(values: list[Any], rows: list[tuple[str, str, str]]) -> None:
     assert results.rows(range(len(values)), values) == rows
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_nan_is_shown_beside_the_range(place: int) -> None:
+    shown = ["2.0", "1.0", "4.0", "3.0"]
+    shown.insert(place, "nan")
+    names = {rank: {"loss": {"type": "float", "value": value}} for rank, value in enumerate(shown)}
+    assert results.variables(names).splitlines()[1].split()[2:] == [
+        "1.0",
+        "…",
+        "4.0,",
+        "nan",
+        "all",
+    ]
 
 
 def test_values_that_all_differ_are_folded_too() -> None:

@@ -15,7 +15,7 @@ from skymagic.providers.aws import prices
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.catalogue import ESTIMATED, PRICES
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.market import DEARER, survey
+from skymagic.providers.aws.market import FALLBACK_PRICE_FACTOR, survey
 from tests.docs.test_readme import examples, follow
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import ec2
@@ -69,7 +69,7 @@ def test_the_policy_allows_what_is_called_and_nothing_else(
 
 def test_its_numbers() -> None:
     text = " ".join(PAGE.read_text().split())
-    assert (IDLE, MAX_LIFETIME, DEARER) == (1800.0, 86400.0, 2.0)
+    assert (IDLE, MAX_LIFETIME, FALLBACK_PRICE_FACTOR) == (1800.0, 86400.0, 2.0)
     assert "end after 30 minutes without a cell, and after 24 hours" in text
     assert "twice the first price at most" in text
     assert (prices.LIST_SECONDS, prices.SPOT_SECONDS) == (7 * 86400.0, 600.0)

@@ -13,7 +13,7 @@ import pytest
 
 from skymagic import errors
 from skymagic.api.command import _parser
-from skymagic.magics.arguments.reading import ParsedLine
+from skymagic.magics.arguments.parsing import ParsedLine
 from tests.lab.notebook import ROOT
 
 DOCS = ROOT / "docs"
@@ -79,4 +79,4 @@ def test_what_the_skill_for_agents_says_can_be_written() -> None:
     magics = re.findall(r"^%%?(sky_\w+) ?(.*)$", text, re.MULTILINE)
     assert {name for name, _ in magics} == {"sky_pool", "sky_broadcast"}
     for name, line in magics:
-        ParsedLine(name, line).done()
+        ParsedLine(name, line).raise_mistakes()

@@ -87,7 +87,7 @@ def test_a_cluster_of_skypilot_is_used_with_its_host_keys(
     with opened(tmp_path / "notebook", env=env) as notebook:
         refused = notebook.fail(pool).text
         assert "its host key is not known" in refused
-        assert "StrictHostKeyChecking no is not followed" in refused
+        assert "StrictHostKeyChecking no is ignored" in refused
         for _ in range(2):  # a second time changes nothing
             done = subprocess.run(
                 ["sh", "-eu", "-c", "\n".join(commands())], env=env, capture_output=True, text=True

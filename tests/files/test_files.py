@@ -29,7 +29,7 @@ from tests.lab.golden import Golden
 from tests.lab.nodes import node_of, start
 from tests.lab.notebook import opened
 
-MODULE = "skymagic.kernels.files"
+MODULE = "skymagic.kernels.transfer_server"
 
 
 def node(number: int, root: Path, *command: str) -> Node:
@@ -371,7 +371,7 @@ def public() -> Iterator[Path]:
 def test_no_permission(public: Path, tmp_path: Path) -> None:
     """As a user who is not root."""
     nobody = "os.setuid(65534); " if os.geteuid() == 0 else ""
-    code = f"import os, skymagic.kernels.files as files; {nobody}files.main()"
+    code = f"import os, skymagic.kernels.transfer_server as files; {nobody}files.main()"
     files = Files([node(0, public, sys.executable, "-c", code)], start)
     grow(public, {"mine/a": "old", "secret": "x"})
     (public / "mine").chmod(0o555)
@@ -389,7 +389,7 @@ def test_disk_full(tmp_path: Path) -> None:
     """Found before anything travels; or while it does, and then all that is whole stays."""
     root = tmp_path / "root"
     root.mkdir()
-    mount = 'mount -t tmpfs -o size=1m,nr_inodes=6 none "$1" && exec "$0" -m skymagic.kernels.files "$1"'
+    mount = 'mount -t tmpfs -o size=1m,nr_inodes=6 none "$1" && exec "$0" -m skymagic.kernels.transfer_server "$1"'
     command = ["unshare", "-rm", "sh", "-c", mount, sys.executable]
     if subprocess.run(
         [*command[:3], "-c", "mount -t tmpfs none /mnt"], capture_output=True

@@ -141,7 +141,7 @@ def test_times_and_modes_are_given_to_no_link(one: Nodes) -> None:
     before = (one.roots[0] / "dear").stat().st_mtime_ns
     place = str(one.roots[0] / "d/a")
     code = (
-        "import os, skymagic.kernels.files as files\n"
+        "import os, skymagic.kernels.transfer_server as files\n"
         "write = files.TransferServer._write\n"
         "def swapped(self, request):\n"
         f"    os.unlink({place!r}); os.symlink('../dear', {place!r})\n"

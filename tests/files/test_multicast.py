@@ -66,7 +66,7 @@ class Nodes:
         root.mkdir()
 
         def opened() -> Transport:
-            words = [sys.executable, "-m", "skymagic.kernels.files", str(root)]
+            words = [sys.executable, "-m", "skymagic.kernels.transfer_server", str(root)]
             self.lines[number] = Cut(ChildTransport(words), self.breaks.get(number, float("inf")))
             return self.lines[number]
 

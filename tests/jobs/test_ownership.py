@@ -109,7 +109,7 @@ def test_a_deleted_name_stays_there_and_is_told_once(notebook: Notebook) -> None
     notebook.run("del x")
     shown = notebook.run("%%sky_broadcast -o seen\nx")
     assert notebook.value("seen") == [[1]] * 2
-    assert shown.text.count("x is deleted here, the ranks still hold it") == 1
+    assert shown.text.count("x was deleted in the notebook; the ranks still have it") == 1
     assert "deleted" not in notebook.run("%%sky_broadcast\nx").text
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import xxhash
 
-from skymagic.data.remote.client import IncomingFile
+from skymagic.data.remote.client import Download
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering_addresses
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.store.peers import PeerServer
@@ -75,7 +75,7 @@ def test_more_than_a_file_has(deflated: bool) -> None:
     data = bytes(64 << 20)
     packed = zlib.compress(data) if deflated else data
     piece = ReadChunk(1, len(packed), deflated, xxhash.xxh3_64_hexdigest(data))
-    download = IncomingFile(threading.Event())
+    download = Download(threading.Event())
     download.begin(1000)
     tracemalloc.start()
     try:

@@ -55,6 +55,19 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     output.close()
 
 
+def test_long_output_is_read_in_whole_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    written = [f"line {number:06} — é" for number in range(200_000)]
+    log.write_text("\n".join(written) + "\nincomplete", encoding="utf-8")
+    read, end = list[str](), 0
+    while (piece := logs.output_since(str(log), end)).text:
+        assert piece.text.endswith("\n")
+        read += piece.text.splitlines()
+        end = piece.end
+    assert read == written
+    assert end > 2 * logs.PIECE
+
+
 def test_the_last_thousand_runs_are_known() -> None:
     spans = logs.Spans()
     for run in range(1, 1501):

@@ -58,7 +58,7 @@ def check(ranks: int) -> None:
     """Raise an AssertionError where the notebook's pool `main` is not ready, or is at work; without ranks it is to have no pool."""
     from skymagic.pool import registry
 
-    registry.close(
+    registry.close_all(
         [
             pool
             for pool in (*registry.pools(), *registry.ended_pools())
@@ -69,7 +69,7 @@ def check(ranks: int) -> None:
         return
     pool = registry.pool_named("main")
     assert (pool.state.name, pool.world_size) == ("READY", ranks), f"the pool is {pool!r}"
-    registry.use(pool)
+    registry.mark_used(pool)
 
 
 def empty_kernel(space: dict[str, Any]) -> None:

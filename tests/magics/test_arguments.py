@@ -43,7 +43,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_status,
 )
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.magics.arguments.reading import Token, split
+from skymagic.magics.arguments.parsing import Token, split
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import (
@@ -346,13 +346,13 @@ def test_nothing_is_evaluated(golden: Golden) -> None:
         ("--wat=5", "--wat: no such option"),
         ("--fresh=1", "--fresh takes no value, not '1'"),
         ("-o", "-o needs NAME"),
-        ("-o -g a", "-o needs NAME; '-g' after it is an option, unless you quote it"),
-        ("--pool --nodes 2", "--pool needs NAME; '--nodes' after it"),
+        ("-o -g a", "-o needs NAME; '-g' is read as an option: quote it to use it as the value"),
+        ("--pool --nodes 2", "--pool needs NAME; '--nodes' is read as an option"),
         ("--pool '--nodes'", "--pool: '--nodes' is not a name for a pool"),
         ("--nodes 2 --nodes 3", "--nodes is given twice (2 and 3)"),
         ("--nodes 2 --num-nodes 2", "--nodes and --num-nodes are the same option (2 and 2)"),
         ("--pool a b", "b and --pool a are two pools"),
-        ("a b", "one name of a pool, not 2 ('a', 'b')"),
+        ("a b", "expected one pool name, got 2: 'a', 'b'"),
         ("--head", "--head keeps one value of -o or -g"),
         ("--push a --no-push a", "a: named by --push and by --no-push"),
         ("--no-push --fresh", "--fresh"),
@@ -671,7 +671,7 @@ def test_mistakes_of_line_and_body_come_together() -> None:
         parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"'
     )
     told = "\n".join(found)
-    for part in "('a', 'b')|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
+    for part in "got 2: 'a', 'b'|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
         "|"
     ):
         assert part in told, part

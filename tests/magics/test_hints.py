@@ -71,7 +71,7 @@ def test_nothing_of_a_cell_with_one_per_cent_sign_runs(notebook: Notebook) -> No
     ],
 )
 def test_code_on_the_line_of_the_magic(notebook: Notebook, cell: str, code: str) -> None:
-    below = "code stands on the lines below %%sky_broadcast, and nothing of it on its own line"
+    below = "write the code on the lines below %%sky_broadcast, not on that line"
     assert notebook.fail(cell).text == f"UsageError: {code!r}: {below}\n"
 
 

@@ -113,6 +113,22 @@ def test_imports_that_ask_first(source: str) -> None:
     assert "a" not in required_names(ast.parse(source))
 
 
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import_module('a.b')", {"a.b"}),
+        ("importlib.resources.files('a')", {"a"}),
+        ("files('a')", {"a"}),
+        ("import importlib.resources as r\nr.files('a')", {"importlib.resources", "a"}),
+        ("pkgutil.get_data('a', 'b.txt')", {"a"}),
+        ("Path('a').read_text('utf8')", set()),
+        ("archive.files('a.txt')", set()),
+    ],
+)
+def test_calls_that_require_a_module(source: str, names: set[str]) -> None:
+    assert required_names(ast.parse(source)) == names
+
+
 def test_imports_of_functions_count_where_they_are_called() -> None:
     tree = ast.parse("import a\ndef f(): import b\nclass C:\n import c\n def m(self): import d")
     assert required_names(tree) == {"a", "b", "c", "d"}

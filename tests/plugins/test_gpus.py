@@ -96,7 +96,7 @@ def test_rank_0_decides_on_the_backend(
      ("cuda:nccl,cpu:gloo", "cpu"), ("cpu:ucc,cuda:nccl", "cuda"), ("xpu:xccl", "xpu"), ("cpu:other", "cpu")],
 )  # fmt: skip
 def test_there_is_always_a_device_for_the_proof(backend: str, device: str) -> None:
-    assert backends.device_for_talk(backends.legs(backend)) == device
+    assert backends.device_for_control_messages(backends.backend_by_device(backend)) == device
 
 
 def test_composite_backends_in_a_line(golden: Golden) -> None:

@@ -26,7 +26,7 @@ def join(path, rank, secrets):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=len(secrets))
     try:
         membership.verify(secrets[rank], rank)
-        told = membership.tell_all([("model", "1.0"), ("ö", "nan")][: rank])
+        told = membership.all_gather_pairs([("model", "1.0"), ("ö", "nan")][: rank])
         name = membership.digest("model")
         print("told", [table.get(name) == membership.digest("1.0") for table in told], [len(table) for table in told])
     except RuntimeError as problem:

@@ -77,7 +77,7 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(
     assert "abort a" not in events
     waiting = threading.Thread(target=group._aborts.wait)
     waiting.start()
-    while not rendezvous.waits():  # a slow abort is not a rank that hangs
+    while not rendezvous.is_waiting():  # a slow abort is not a rank that hangs
         pass
     done.set()
     waiting.join()
@@ -136,7 +136,7 @@ def test_models_are_compared_in_pieces(golden: Golden, monkeypatch: pytest.Monke
         made.append(tensor.numel() * 8)
         return double(tensor)
 
-    monkeypatch.setattr(membership, "tell_all", told)
+    monkeypatch.setattr(membership, "all_gather_pairs", told)
     monkeypatch.setattr(torch.Tensor, "double", counted)
     model = torch.nn.Linear(2000, 2000).bfloat16()
     before: dict[int, int] = {}

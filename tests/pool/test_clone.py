@@ -164,7 +164,7 @@ BAD = {
     "%sky_clone 1 --from 7 x": "has ranks 0 to 2, not rank 7",
     "%sky_clone 1 --from 1 x": "rank 1 cannot get names from itself",
     "%sky_clone 1 --from 0 kept, keptt": "rank 0 has no keptt; did you mean 'kept'?",
-    "%sky_clone 1 --from 0 kept stream": "stream cannot travel from rank 0: TypeError: cannot pickle 'generator' object",
+    "%sky_clone 1 --from 0 kept stream": "stream cannot be sent from rank 0: TypeError: cannot pickle 'generator' object",
     "%sky_clone 1 --from 0 kept fussy": "kept, fussy cannot be rebuilt on this rank: ValueError: invalid literal for int()",
 }
 """The last: what cannot be made again from what has travelled."""
@@ -212,3 +212,4 @@ def test_as_python(notebook: Notebook) -> None:
         in notebook.fail("pool.clone(0, 'shared', source=0)").text
     )
     assert "there is no rank 5" in notebook.fail("pool.clone(5, 'shared', source=0)").text
+    assert "one variable" in notebook.fail("pool.clone(1, [], source=0)").text

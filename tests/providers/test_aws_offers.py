@@ -47,7 +47,7 @@ class Clock:
 
 def find(request: PoolRequest, clients: AwsClients, cache: Cache) -> tuple[MachineOffer, ...]:
     """The offers that are tried, in their order."""
-    return market.choice(request, market.survey(request, clients, cache))
+    return market.offers_to_try(request, market.survey(request, clients, cache))
 
 
 @pytest.fixture
@@ -313,6 +313,6 @@ def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
     plan = launch.plan_of(replace(EIGHT, dry_run=True), print).text()
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
     assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
-    assert "unknown: zones and present prices: there are no AWS credentials" in plan
+    assert "unknown: zones and current prices: there are no AWS credentials" in plan
     with pytest.raises(RequestError, match="set up AWS"):
         launch.plan_of(EIGHT, print)

@@ -253,7 +253,10 @@ def test_objects_have_names_that_kubernetes_takes(job_id: str, name: str) -> Non
         ),
         ("--address auto", "--address is for Ray"),
         ("--pod-template /nowhere.yaml", "--pod-template /nowhere.yaml: [Errno 2]"),
-        ("--pods app=train --image torch", "--image: --pods uses pods as they are"),
+        (
+            "--pods app=train --image torch",
+            "--image has no effect with --pods, which uses existing pods as they are",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anybody_is_asked(line: str, told: str) -> None:
@@ -340,7 +343,7 @@ def test_why_a_pod_is_gone() -> None:
         ("the pool has reached its --max-lifetime (DeadlineExceeded)", {}, deadline, []),
         ("its node is gone (DeletionByPodGC: node n)", {}, {}, [{"reason": "DeletionByPodGC", "message": "node n"}]),
         ("pod p has ended (Error, exit status 1)", container("terminated", "Failed", reason="Error", exitCode=1), {}, []),
-        ("pod p was deleted, and not from this notebook", {}, {}, []),
+        ("pod p was deleted from outside this notebook", {}, {}, []),
     ]  # fmt: skip
     for words, pod, job, events in told:
         assert kubernetes_api.fate_words("p", pod, job, events) == words

@@ -19,7 +19,7 @@ import yaml
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes_api
-from skymagic.providers.kubernetes import Kubernetes, PodPlace
+from skymagic.providers.kubernetes import Kubernetes, PodNode
 from skymagic.providers.kubernetes_api import KubernetesCluster
 from skymagic.ssh.host import ChannelConnection
 from tests.lab.kube import Kube, kube
@@ -60,7 +60,7 @@ def started(api: KubernetesCluster, cluster: Kube) -> ChannelConnection:
     """A job of one pod, and a connection to it."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python:3.12", {}))
     name = cluster.pod(0).name
-    return PodPlace(
+    return PodNode(
         name, "lab-1a2b3c4d", api.context, api.namespace, "skymagic", holder=True
     ).connection()
 
@@ -170,7 +170,7 @@ def test_what_cannot_start_is_said_and_leaves_nothing(cluster: Kube, notebook: N
     for options, told in {
         "--image nothing:1": 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)',
         "--context nowhere": "--context: the kubeconfig has no context 'nowhere'; available: lab",
-        "--pods app=train": "--pods app=train: 0 pods with these labels run in namespace lab",
+        "--pods app=train": "--pods app=train: 0 running pods with these labels in namespace lab",
     }.items():
         assert told in notebook.fail(f"{POOL} {options}").text
         cluster.wait(lambda: not cluster.left())

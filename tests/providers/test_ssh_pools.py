@@ -142,7 +142,11 @@ def file_processes(hosts: Hosts) -> list[psutil.Process]:
     found = []
     for process in (process for host in hosts for process in host.processes()):
         with contextlib.suppress(psutil.Error):
-            found += [process] if "skymagic.kernels.files" in " ".join(process.cmdline()) else []
+            found += (
+                [process]
+                if "skymagic.kernels.transfer_server" in " ".join(process.cmdline())
+                else []
+            )
     return still_there(found)
 
 

@@ -17,7 +17,7 @@ from skymagic.kernels.agent.replay_buffer import MetricsBuffer
 from skymagic.run import metrics as module
 from skymagic.run.metrics import Metrics, newest_within, records, table
 from skymagic.run.run import show_output
-from skymagic.wire.agent import BeginOutput, Reported
+from skymagic.wire.agent import BeginOutput, MetricsReport
 from skymagic.wire.metrics import USAGE, MetricBatch, packed, unpacked
 from skymagic.wire.output import Output, OutputComplete, OutputMetrics, OutputText
 from tests.kernels.filters import output_filter
@@ -287,15 +287,15 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
     sent: list[Output] = []
     output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:
-        output.screen.report(Reported(3, loop("loss", range(1))))
+        output.screen.report(MetricsReport(3, loop("loss", range(1))))
         assert sent == [], "between cells it is nobody's"
         output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
         output.screen.detach()
         for step in range(3):
-            output.screen.report(Reported(3, loop("loss", range(step, step + 1))))
+            output.screen.report(MetricsReport(3, loop("loss", range(step, step + 1))))
         assert sent == []
         output.screen.attach()
-        output.screen.report(Reported(3, loop("loss", range(3, 4))))
+        output.screen.report(MetricsReport(3, loop("loss", range(3, 4))))
         output.end(1.0)
     finally:
         output.close()
@@ -312,7 +312,7 @@ def test_dropped_numbers_are_counted_on_return(
     try:
         output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
         output.screen.detach()
-        output.screen.report(Reported(3, loop("loss", range(1300))))
+        output.screen.report(MetricsReport(3, loop("loss", range(1300))))
         output.screen.attach()
     finally:
         output.close()
@@ -342,24 +342,24 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
     output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:
         output.begin(BeginOutput(3, "run-1", False, 100), 0.0)
-        output.screen.report(Reported(3, loop("loss", range(9))))
+        output.screen.report(MetricsReport(3, loop("loss", range(9))))
         output.begin(BeginOutput(3, "run-2", False, 100), 1.0)
         output.screen.report(
-            Reported(3, loop("loss", range(1)))
+            MetricsReport(3, loop("loss", range(1)))
         )  # while the first notebook was there
         output.screen.detach()
-        output.screen.report(Reported(3, loop("loss", range(1, 2))))
+        output.screen.report(MetricsReport(3, loop("loss", range(1, 2))))
         output.screen.replaced()
         output.screen.report(
-            Reported(3, loop("loss", range(2, 3)))
+            MetricsReport(3, loop("loss", range(2, 3)))
         )  # as the second has not asked yet
         output.screen.follow(0)  # it is killed
         output.screen.detach()
-        output.screen.report(Reported(3, loop("loss", range(3, 4))))
+        output.screen.report(MetricsReport(3, loop("loss", range(3, 4))))
         output.screen.replaced()
         sent.clear()
         output.screen.follow(0)
-        output.screen.report(Reported(3, loop("loss", range(4, 5))))
+        output.screen.report(MetricsReport(3, loop("loss", range(4, 5))))
         output.end(2.0)
         told = len(sent)
         output.screen.follow(0)  # it had ended meanwhile

@@ -126,7 +126,7 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection
 def test_a_timeout_ends_the_script_with_all_that_it_started(
     hosts: Hosts, connection: HostConnection
 ) -> None:
-    with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
+    with pytest.raises(HostError, match="h1: a script took longer than 1 s"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
     assert still_there(hosts[0].processes()) == []
     assert connection.run("echo on").out == "on\n"
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_written(hosts: Hosts, connection: HostConnection)
 
 
 def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> None:
-    with pytest.raises(HostError, match="3 of 4 bytes came"):
+    with pytest.raises(HostError, match="3 of 4 bytes arrived"):
         connection.upload("half", pieces(b"abc"), 4)
     assert [path.name for path in hosts[0].home.iterdir() if not path.name.startswith(".")] == []
 
@@ -181,7 +181,7 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> No
 
 
 def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: HostConnection) -> None:
-    with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
+    with pytest.raises(HostError, match="h1: the connection was lost while a script ran"):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
     hosts[0].power_cut()
 
@@ -243,7 +243,7 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
     assert not thread.is_alive()
     assert still_there(running) == []
     assert [failure.reason for failure in failures] == [
-        "the connection was closed while a step ran"
+        "the connection was closed while a script ran"
     ]
     assert not ours()
 

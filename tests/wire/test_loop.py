@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.wire.session.frames import Frame, Session
-from skymagic.wire.session.loop import BATCH, SessionLoop
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session.loop import MAX_BACKLOG, SessionLoop
 
 # What happens next: a write of so many bytes to a stream (0 ends it) at one end, turns of the loops, or a loss.
 WRITES = st.tuples(
@@ -133,5 +133,21 @@ def test_what_waits_is_bounded(ends: Ends) -> None:
     ends.write(0, 0, 50_000_000)
     for _ in range(2000):
         ends.turn(0)
-    assert ends.loops[0].session.backlog < 2 * BATCH
+    assert ends.loops[0].session.backlog < 2 * MAX_BACKLOG
     assert len(ends.waiting[0][0]) > 40_000_000
+
+
+def test_refused_connection_leaves_the_previous_one(ends: Ends) -> None:
+    ends.connect()
+    ends.write(0, 0, 1000)
+    for turn in range(20):
+        ends.turn(turn % 2)
+    stranger, ours = socket.socketpair()
+    with stranger, ours, pytest.raises(ProtocolError):
+        ends.loops[0].attach(ours, 10_000)
+    assert ends.loops[0].attached
+    ends.write(0, 0, 2000)
+    while not ends.arrived():
+        ends.turn(0)
+        ends.turn(1)
+    assert ends.lost == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from skymagic.wire.streams import HEADER_BYTES, MARK, MOST, FrameReader, frame
+from skymagic.wire.streams import HEADER_BYTES, MARK, MAX_TEXT_BYTES, FrameReader, frame
 
 TEXT = some.binary(min_size=1, max_size=40) | some.sampled_from(
     [MARK, MARK[:3], b"\x1b", MARK + b"zzzz\x00", frame(b"x")]
@@ -56,7 +56,7 @@ def test_nothing_is_lost_of_what_only_looks_like_a_frame(texts: list[bytes]) -> 
 
 
 def test_a_frame_is_written_at_once() -> None:
-    assert len(frame(b"x" * MOST)) == select.PIPE_BUF
+    assert len(frame(b"x" * MAX_TEXT_BYTES)) == select.PIPE_BUF
 
 
 @pytest.mark.parametrize("cut", range(1, HEADER_BYTES + 3))

@@ -1,6 +1,6 @@
-"""Process-wide settings made by a cell: `logging.basicConfig`, `plt.rcParams`, and so on.
+"""Process-wide settings that a cell changes: `logging.basicConfig`, `plt.rcParams`, and so on.
 
-Each rank is a separate process, so settings made in the notebook are missing there. Only known
+Each rank is a separate process, so settings changed in the notebook are missing there. Only known
 setters are recognized, in code that a cell certainly runs, and not within a block that restores the
 setting: `with plt.rc_context(): plt.rc(…)`.
 """
@@ -64,18 +64,22 @@ _OBJECTS: Mapping[str, str] = {
     "jax._src.config.Config": "jax",
 }
 """Types of objects that hold a package's options: `plt.rcParams`, `pd.options`, `jax.config`."""
-_CHANGES = frozenset(("update", "setdefault", "pop", "clear"))
-_LOGGER_CHANGES = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
-_AFFECTED: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
-_AS_ONE = frozenset(("logging", "warnings", "matplotlib", "jax"))
-"""Packages that can be configured in many ways.
+_CHANGING_METHODS = frozenset(("update", "setdefault", "pop", "clear"))
+"""Methods of the objects in `_OBJECTS` that change an option."""
+_LOGGER_SETTERS = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
+"""Methods that configure a logger."""
+_ALSO_CHANGES: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
+"""Maps a package to another one whose settings its setters change too."""
+_SINGLE_TOPIC = frozenset(("logging", "warnings", "matplotlib", "jax"))
+"""Packages whose settings are one topic.
 
-If a cell makes one of their settings on the ranks, the user knows where settings belong.
+Each can be configured in many ways: once a cell has changed any setting of the package on the
+ranks, none of them is reported any more.
 """
 
 
 class Setting(NamedTuple):
-    """Setting that a cell makes."""
+    """A setting that a cell changes."""
 
     package: str
     text: str
@@ -84,13 +88,13 @@ class Setting(NamedTuple):
     @property
     def topic(self) -> str:
         """The setting's subject, regardless of how the setter is written."""
-        return self.package if self.package in _AS_ONE else self.text.rpartition(".")[2]
+        return self.package if self.package in _SINGLE_TOPIC else self.text.rpartition(".")[2]
 
     def concerns(self, packages: Collection[str]) -> bool:
         """Return True if the setting matters to code that uses these packages."""
         if self.package == "warnings":  # any package may issue warnings
             return any(package not in sys.stdlib_module_names for package in packages)
-        return self.package in packages or _AFFECTED.get(self.package) in packages
+        return self.package in packages or _ALSO_CHANGES.get(self.package) in packages
 
 
 def is_settings_object(value: object) -> bool:
@@ -100,36 +104,40 @@ def is_settings_object(value: object) -> bool:
 
 
 def settings(tree: ast.AST, namespace: Mapping[str, object]) -> set[Setting]:
-    """Return the settings that a cell makes, also by calling functions of the notebook."""
-    found_settings: set[Setting] = set()
-    followed: set[types.CodeType] = set()
+    """Return the settings that a cell changes, also by calling functions of the notebook."""
+    changed: set[Setting] = set()
+    called: set[types.CodeType] = set()
     pending: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
     while pending:
         tree, names = pending.pop()
-        for node, undone in _certain(tree, names, frozenset()):
-            found_settings.update(
-                setting for setting in _set_by(node, names) if setting.package not in undone
+        for node, restored in _certain_nodes(tree, names, frozenset()):
+            changed.update(
+                setting for setting in _changed_by(node, names) if setting.package not in restored
             )
-            pending += called_bodies(node, names, namespace, followed)
-    return found_settings
+            pending += called_bodies(node, names, namespace, called)
+    return changed
 
 
-def _certain(
-    node: ast.AST, names: Mapping[str, object], undone: frozenset[str]
+def _certain_nodes(
+    node: ast.AST, names: Mapping[str, object], restored: frozenset[str]
 ) -> Iterator[tuple[ast.AST, frozenset[str]]]:
     """Yield the nodes that are certainly executed.
 
-    Each comes with the packages whose settings are restored by a surrounding block.
+    Each comes with the packages whose settings a surrounding `with` block restores at its end.
     """
     # A stack, because a sum of a thousand terms is a tree deeper than Python's recursion limit.
-    pending = [(node, undone)]
+    pending = [(node, restored)]
     while pending:
-        node, undone = pending.pop()
-        yield node, undone
+        node, restored = pending.pop()
+        yield node, restored
         if isinstance(node, ast.With | ast.AsyncWith):
             # The package's own context manager restores its settings at the end of the block.
-            undone |= {package for item in node.items if (package := _block_of(item, names))}
-        pending.extend((child, undone) for child in reversed(_certain_children(node, names)))
+            restored |= {
+                package
+                for item in node.items
+                if (package := _package_of_context_manager(item, names))
+            }
+        pending.extend((child, restored) for child in reversed(_certain_children(node, names)))
 
 
 def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AST]:
@@ -137,7 +145,7 @@ def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AS
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return []
     if isinstance(node, ast.If):
-        taken = _truth(node.test, names)
+        taken = _constant_truth(node.test, names)
         return [node.test] if taken is None else [*(node.body if taken else node.orelse)]
     # Of expressions with branches, only the first operand is certain.
     if isinstance(node, ast.IfExp):
@@ -152,10 +160,10 @@ def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AS
     return children(node)
 
 
-def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
-    """Return which branch a condition takes, or None if the text does not show it."""
+def _constant_truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
+    """Return the value of a condition that is a constant or the name of a bool, else None."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        opposite = _truth(test.operand, names)
+        opposite = _constant_truth(test.operand, names)
         return None if opposite is None else not opposite
     if isinstance(test, ast.Constant):
         return bool(test.value)
@@ -163,33 +171,33 @@ def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _block_of(item: ast.withitem, names: Mapping[str, object]) -> str:
-    """Return the package of a context manager."""
+def _package_of_context_manager(item: ast.withitem, names: Mapping[str, object]) -> str:
+    """Return the package whose context manager is entered, or ""."""
     call = item.context_expr
     path = dotted_path(call.func if isinstance(call, ast.Call) else call)
-    return _resolved(path, names)[0] if path else ""
+    return _resolve(path, names)[0] if path else ""
 
 
-def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]:
-    """Yield the settings made by one node."""
+def _changed_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]:
+    """Yield the settings that one node changes."""
     if isinstance(node, ast.Call):
-        yield from _set_by_call(node.func, names)
+        yield from _changed_by_call(node.func, names)
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            yield from _set_by_target(target, names)
+            yield from _changed_by_target(target, names)
 
 
-def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
+def _changed_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
     path = dotted_path(func)
     if path:
-        package, owner = _resolved(path[:-1], names) if len(path) > 1 else ("", None)
+        package, owner = _resolve(path[:-1], names) if len(path) > 1 else ("", None)
         # A setter called through its module: `np.set_printoptions(…)`.
         if isinstance(owner, types.ModuleType | type):
             if path[-1] in _SETTERS.get(package, ()):
                 yield Setting(package, ".".join(path))
-        elif is_settings_object(owner) and path[-1] in _CHANGES:
+        elif is_settings_object(owner) and path[-1] in _CHANGING_METHODS:
             yield Setting(package, ".".join(path))
-        elif _is_logger(owner) and path[-1] in _LOGGER_CHANGES:
+        elif _is_logger(owner) and path[-1] in _LOGGER_SETTERS:
             yield Setting("logging", ".".join(path))
         elif len(path) == 1:  # a function imported by name
             function = names.get(path[0])
@@ -198,11 +206,11 @@ def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Settin
                 yield Setting(package, path[0])
     elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
         maker = dotted_path(func.value.func)  # logging.getLogger().setLevel(…)
-        if func.attr in _LOGGER_CHANGES and maker[-1:] == ["getLogger"]:
+        if func.attr in _LOGGER_SETTERS and maker[-1:] == ["getLogger"]:
             yield Setting("logging", f"{'.'.join(maker)}().{func.attr}")
 
 
-def _set_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
+def _changed_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
     """Yield the options that an assignment sets.
 
     For example `plt.rcParams["figure.dpi"] = …` or `pd.options.display.max_rows = …`.
@@ -214,7 +222,7 @@ def _set_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Se
     if len(path) == 1 and item is target:
         return  # rebinds the name itself
     for length in range(1, len(path) + 1):
-        package, owner = _resolved(path[:length], names)
+        package, owner = _resolve(path[:length], names)
         if is_settings_object(owner):
             yield Setting(package, ".".join(path))
             return
@@ -225,7 +233,7 @@ def _is_logger(value: object) -> bool:
     return logging is not None and isinstance(value, logging.Logger)
 
 
-def _resolved(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
+def _resolve(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
     """Return the package and the value of a dotted name, without running code of the package.
 
     Return ("", None) if the name does not resolve.

@@ -26,8 +26,8 @@ class ConnectionLost(ConnectionError):
     """Raised if a value server cannot be reached at the moment."""
 
 
-class IncomingFile:
-    """Download of a file; after a lost connection it resumes at the same position.
+class Download:
+    """Download of a file. After a lost connection, it resumes at the same position.
 
     Args:
         unwanted: set when the file is no longer needed.
@@ -87,9 +87,9 @@ class StoreClient:
         start: starts `skymagic.kernels.store.server` there; may be called again after a lost
             connection. May raise OSError or a SkyError.
         settings: first message to the server.
-        on_message: called on the client's thread, without a lock, with the number and each message
-            of the server about values. `Ready` is the first of them, before anything can be sent to
-            the server. Called with None when the connection is lost.
+        on_message: called on the client's thread, without a lock, with the node's index and each
+            message of the server about values. `Ready` is the first of them, before anything can be
+            sent to the server. Called with None when the connection is lost.
         silence_timeout: seconds without a message after which the connection counts as lost; a
             server sends a heartbeat every two seconds.
     """
@@ -103,10 +103,12 @@ class StoreClient:
         silence_timeout: float,
     ) -> None:
         self.node = node
-        self.number = node.index
+        self.node_index = node.index
         self._start = start
         self.port = 0
-        self.room = 0
+        """Port where the server receives values from other nodes; 0 before it is connected."""
+        self.free_bytes = 0
+        """Number of bytes that the node's store can still hold."""
         self.closed = False
         self._settings = settings
         self._on_message = on_message
@@ -117,9 +119,9 @@ class StoreClient:
         self._ready = False
         self._closing: threading.Thread | None = None
         self._last_received = 0.0
-        self._complaint = ""
+        self._server_error = ""
         self._numbers = itertools.count(1)
-        self._downloads: dict[int, IncomingFile] = {}
+        self._downloads: dict[int, Download] = {}
 
     @property
     def connected(self) -> bool:
@@ -146,14 +148,14 @@ class StoreClient:
             transport = self._start(self.node)
             try:
                 self._handshake(transport)
-                logger.info("value server is connected: node=%s", self.number)
+                logger.info("value server is connected: node=%s", self.node_index)
             except BaseException:
-                logger.warning("value server not reached: node=%s", self.number)
+                logger.warning("value server not reached: node=%s", self.node_index)
                 self._disconnect(transport)
                 raise
 
     def _handshake(self, transport: Transport) -> None:
-        self._complaint = ""
+        self._server_error = ""
         # Set before the check of `closed`, so that a concurrent `close` finds the transport.
         self._transport, self._last_received = transport, time.monotonic()
         if self.closed:
@@ -161,7 +163,7 @@ class StoreClient:
         threading.Thread(
             target=self._receive,
             args=(transport,),
-            name=f"skymagic-values-{self.number}",
+            name=f"skymagic-values-{self.node_index}",
             daemon=True,
         ).start()
         with contextlib.suppress(OSError):  # the receiving thread notices, and records why
@@ -192,8 +194,10 @@ class StoreClient:
                 self._disconnect(transport)
                 raise
 
-    def fetch(self, name: str, download: IncomingFile) -> None:
-        """Continue a download until it is complete or not needed, or the connection is lost.
+    def continue_download(self, name: str, download: Download) -> None:
+        """Download a file from where the last attempt ended.
+
+        Returns when it is complete or not needed any more, or when the connection is lost.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -201,7 +205,7 @@ class StoreClient:
         """
         # A new number for each attempt, so that late pieces of an earlier one are ignored.
         number = next(self._numbers)
-        # Read before the request is sent: a connection that is lost meanwhile ends the wait.
+        # The connection that the request is about to use: if it is lost, the wait ends.
         transport = self._transport
         # Before the request, so that the reply finds it.
         self._downloads[number] = download
@@ -229,7 +233,7 @@ class StoreClient:
         self._disconnect(self._transport)
 
     def close(self) -> None:
-        """Close the connection and its server for good; safe to call twice."""
+        """Close the connection and its server for good. Safe to call twice."""
         self.closed = True
         self._disconnect(self._transport)
         if self._closing is not None:
@@ -282,23 +286,27 @@ class StoreClient:
                 if isinstance(message, ReadChunk):
                     self._receive_piece(message, payload)
                 elif isinstance(message, ReadReply | Heartbeat):
-                    self._answer(message)
+                    self._handle_reply(message)
                 else:
-                    # Before `_answer`: the files listed in `Ready` must be known before anything is
-                    # sent.
-                    self._on_message(self.number, message)
+                    # Before `_handle_reply`, which allows sending: the files listed in `Ready` must
+                    # be known before anything is sent.
+                    self._on_message(self.node_index, message)
                     if isinstance(message, Ready):
-                        self._answer(message)
-        except Exception:  # after any error the rest of the stream cannot be decoded
+                        self._handle_reply(message)
+        except (EOFError, OSError):  # the server has ended, or the connection is lost
             pass
+        except Exception:  # after any error the rest of the stream cannot be decoded
+            logger.warning(
+                "message of the value server not handled: node=%s", self.node_index, exc_info=True
+            )
         with contextlib.suppress(OSError, ValueError):  # the transport is being closed
-            self._complaint = transport.complaint()
+            self._server_error = transport.complaint()
         self._disconnect(transport)
 
-    def _answer(self, message: Ready | ReadReply | Heartbeat) -> None:
+    def _handle_reply(self, message: Ready | ReadReply | Heartbeat) -> None:
         with self._changed:
             if isinstance(message, Ready):
-                self.port, self.room, self._ready = message.port, message.room, True
+                self.port, self.free_bytes, self._ready = message.port, message.room, True
             elif isinstance(message, ReadReply) and message.number in self._downloads:
                 self._downloads[message.number].begin(message.nbytes)
             self._changed.notify_all()
@@ -319,7 +327,7 @@ class StoreClient:
         with self._changed:
             if transport is None or self._transport is not transport:
                 return
-            logger.info("connection to the value server has ended: node=%s", self.number)
+            logger.info("connection to the value server has ended: node=%s", self.node_index)
             self._transport, self._ready = None, False
             self._changed.notify_all()
             # In the background, because closing may take a while.
@@ -327,10 +335,10 @@ class StoreClient:
                 target=transport.close, name="skymagic-values-close", daemon=True
             )
             self._closing.start()
-        self._on_message(self.number, None)
+        self._on_message(self.node_index, None)
 
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"the connection to {self.node.name} is lost{self._why()}")
 
     def _why(self) -> str:
-        return f": {self._complaint.splitlines()[-1]}" if self._complaint.strip() else ""
+        return f": {self._server_error.splitlines()[-1]}" if self._server_error.strip() else ""

@@ -65,9 +65,9 @@ class StoreClients:
     def connected(self) -> list[int]:
         """Return the nodes that can be sent to."""
         return [
-            client.number
+            client.node_index
             for client in self.all
-            if client.connected and client.number not in self.lost
+            if client.connected and client.node_index not in self.lost
         ]
 
     def connect(self, nodes: Iterable[int] | None = None) -> None:
@@ -84,13 +84,13 @@ class StoreClients:
         if problems:
             raise problems[0] if len(problems) == 1 else PoolError("\n".join(map(str, problems)))
         for client in down:
-            self._send_unlinks(client.number)
+            self._send_unlinks(client.node_index)
 
     def _retry(self, client: StoreClient) -> None:
         """Connect with exponential backoff until the node answers, is lost, or the time is up."""
         start = time.monotonic()
         pause = _FIRST_PAUSE
-        while client.number not in self.lost:
+        while client.node_index not in self.lost:
             try:
                 client.connect()
                 return
@@ -152,7 +152,7 @@ class StoreClients:
         # Sending to a silent server could block.
         if client.connected and not client.drop_if_silent():
             with contextlib.suppress(ConnectionLost):
-                client.send(store.Delete(sorted(names | self.unlinking[client.number])))
+                client.send(store.Delete(sorted(names | self.unlinking[client.node_index])))
         client.close()
 
     def _received(self, node: int, message: store.StoreMessage | None) -> None:
@@ -162,9 +162,9 @@ class StoreClients:
 
 def _unreachable(client: StoreClient, problem: BaseException) -> PoolError:
     return PoolError(
-        f"node {client.number} ({client.node.name}) cannot be reached: {problem}; "
+        f"node {client.node_index} ({client.node.name}) cannot be reached: {problem}; "
         "run the cell again when it is back, or end the pool with %sky_down",
         code="node-unreached",
-        node=client.number,
+        node=client.node_index,
         names=[client.node.name],
     )

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from itertools import pairwise
 
 from skymagic.cluster import Node
-from skymagic.data.remote.client import IncomingFile
+from skymagic.data.remote.client import Download
 from skymagic.data.remote.clients import StoreClients
 from skymagic.data.remote.replication import ReplicatedFile, Replication
 from skymagic.data.store.base import Buffer, Content, Store
@@ -321,7 +321,7 @@ class RemoteStore(Store):
         self._clients.unlink([name], [node])
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
-        download = IncomingFile(unwanted)
+        download = Download(unwanted)
         # After a lost connection the download resumes at the same position.
         while not download.complete:
             if node in self._clients.lost:
@@ -333,7 +333,7 @@ class RemoteStore(Store):
             if unwanted.is_set():
                 raise PoolError("this value is no longer needed", code="value-dropped")
             self._clients.connect([node])
-            self._clients.all[node].fetch(name, download)
+            self._clients.all[node].continue_download(name, download)
         self._clients.unlink([name], [node])
         assert download.memory is not None
         return download.memory
@@ -368,14 +368,15 @@ class RemoteStore(Store):
         """Evict unneeded files if that makes a value fit on every node."""
         with self._lock:
             room = min(
-                (self._clients.all[node].room for node in self._clients.connected()), default=0
+                (self._clients.all[node].free_bytes for node in self._clients.connected()),
+                default=0,
             )
             evicted = self._victims(self._files, room, nbytes) or []
             freed = sum(self._files[key].nbytes for key in evicted)
         self.drop(evicted)
         for client in self._clients.all:
             # An estimate, until the node reports its free space again.
-            client.room += freed - nbytes
+            client.free_bytes += freed - nbytes
         if evicted:
             self._notify(
                 f"the nodes' stores are full: {len(evicted)} of the oldest values "

@@ -283,7 +283,7 @@ class Replication:
 
     def _arrived(self, node: int, message: Stored) -> None:
         client = self.clients.all[node]
-        client.room = message.room
+        client.free_bytes = message.room
         file = self._files.get(message.name)
         if file is None:
             return

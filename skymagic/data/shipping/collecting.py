@@ -12,7 +12,12 @@ from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
 from skymagic.data.shipping.links import SentLinks
-from skymagic.data.shipping.notes import Refusal, message, raised_by_value, refusal
+from skymagic.data.shipping.unpicklable import (
+    Refusal,
+    explain_refusal,
+    raised_by_value,
+    refusal_message,
+)
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import kind_name
@@ -162,7 +167,7 @@ class Collector:
         why = reach(request.wanted | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
         refusals = [
-            refusal(name, request.space[name], why[name], problem, self._attempt)
+            explain_refusal(name, request.space[name], why[name], problem, self._attempt)
             for name, problem in failed.items()
             if name in needed
         ]
@@ -173,7 +178,7 @@ class Collector:
             refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
-            raise CaptureError(message(refusals))
+            raise CaptureError(refusal_message(refusals))
         return Needs(values, why)
 
     def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:

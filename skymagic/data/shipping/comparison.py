@@ -183,7 +183,7 @@ def _hashes(variable: Variable) -> Callable[[Content], str | None]:
 def _place(memory: Content) -> tuple[int, int]:
     """Return address and length of memory, or the object's identity for bytes."""
     if isinstance(memory, DeviceBytes):
-        return memory.place
+        return memory.address_range
     # NumPy gives the address of any buffer, read-only ones included.
     numpy = sys.modules.get("numpy")
     if isinstance(memory, memoryview) and numpy is not None and memory.nbytes:
@@ -338,7 +338,7 @@ class Comparison:
                 rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)
             ]
         if note is not None:
-            self._notes.unstable(unstable.difference(always), note)
+            self._notes.report_unstable(unstable.difference(always), note)
         staying = {name for name in pulled.difference(always) if lacking[name]}
         # Values that came from the ranks are not sent back by themselves.
         for name in sorted(staying):

@@ -39,7 +39,7 @@ class Packed:
     bundles: list[Bundle] = field(default_factory=list)
     sent: list[tuple[list[int], Mapping[str, SentValue]]] = field(default_factory=list)
     """Pairs of ranks and the values sent to them."""
-    apart: list[SplitReference] = field(default_factory=list)
+    split_references: list[SplitReference] = field(default_factory=list)
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Packer:
                 common_counts[other.name] = len(pickling.with_state(value.pickled, common))
             closest = max(common_counts, key=lambda name: common_counts[name], default=None)
             if closest is not None and common_counts[closest]:
-                self.packed.apart.append(SplitReference(value.name, closest))
+                self.packed.split_references.append(SplitReference(value.name, closest))
 
     def _bundle(self, group: list[Variable], ranks: list[int], links: PickleLinks | None) -> None:
         first = group[0]

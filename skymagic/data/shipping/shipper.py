@@ -232,14 +232,14 @@ class Shipper(Unpacking):
                 if needed := unsettled(request.names.required.union(*required)):
                     raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
-                self.notes.deleted(self.comparison.deleted(request), note)
+                self.notes.report_deleted(self.comparison.deleted(request), note)
                 used = self.comparison.modules(request, needs)
                 self._unsent(request, needs, used, source, note)
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
-                self.notes.split_references(packed.apart, note)
-                self.notes.maps(needs.values, needs.lacking, note)
+                self.notes.report_shared_references(packed.split_references, note)
+                self.notes.report_memory_maps(needs.values, needs.lacking, note)
             return self._load(request, needs, packed)
 
     def bound(
@@ -352,18 +352,18 @@ class Shipper(Unpacking):
         # What the cell itself sets or registers happens on the ranks too, and needs no note.
         tree = ast.parse(source)
         own = set_on_modules(tree, self.namespace, has_run=False)
-        self.notes.set_on_modules(self.assigned.on_modules, modules, own, note)
+        self.notes.report_module_attributes(self.assigned.on_modules, modules, own, note)
         reached_packages = packages | {module.partition(".")[0] for module in self.sources.imported}
-        self.notes.settings(
+        self.notes.report_settings(
             self.assigned.settings, reached_packages, settings(tree, self.namespace), note
         )
         calls = registrations(tree, self.namespace)
-        self.notes.registered(self.assigned.registered, packages, calls, note)
+        self.notes.report_registrations(self.assigned.registered, packages, calls, note)
         changed = class_attributes(tree, self.namespace)
         reached = {
             attribute for attribute in self.assigned.on_classes if attribute.name in attributes
         }
-        self.notes.set_on_classes(reached, packages, changed, note)
+        self.notes.report_class_attributes(reached, packages, changed, note)
 
     def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
         """Write the missing values and create the orders."""
@@ -375,7 +375,7 @@ class Shipper(Unpacking):
         try:
             writer.expect(bundles)
             if request.warn is not None and self.store.remote:
-                self.notes.heavy(bundles, self.index, self.large, request.warn)
+                self.notes.warn_large_values(bundles, self.index, self.large, request.warn)
             for bundle in bundles:
                 writer.add(bundle)
             writer.finish()
@@ -429,7 +429,7 @@ class Shipper(Unpacking):
         changed = assignments.changed_environment()
         secret = {name for name in changed if assignments.is_secret_variable(name)}
         if request.note is not None:
-            self.notes.secret(secret, request.note)
+            self.notes.report_secrets(secret, request.note)
         # A variable that was sent and has since been deleted, or reset to its value from when
         # skymagic was loaded, is reset on the ranks too.
         restored = self.bindings.sent_environ(request.ranks) - changed.keys()

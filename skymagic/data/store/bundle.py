@@ -153,7 +153,7 @@ class ContentIndex:
         self._extents: dict[str, FileExtent] = {}
         self._samples: set[bytes] = set()  # samples of large parts that were put
         self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
-        """By address and length of device memory: `DeviceBytes.mark`, and the content hash."""
+        """By `DeviceBytes.address_range`: the fingerprint of the memory, and the content hash."""
         self._needs: dict[str, frozenset[str]] = {}
         self._gone: frozenset[str] = frozenset()
 
@@ -184,16 +184,16 @@ class ContentIndex:
             part.data = data.read()
             part.hash = digest([part.data])
             return True
-        mark = data.mark
-        before, hash = self._devices.get(data.place, (None, ""))
-        if mark is not None and mark == before:
+        fingerprint = data.fingerprint
+        before, hash = self._devices.get(data.address_range, (None, ""))
+        if fingerprint is not None and fingerprint == before:
             part.hash = hash
         elif lazily:
             return False
         elif self.store.remote:
             part.data = data.read()
             part.hash = digest([part.data])
-            self._devices[data.place] = (mark, part.hash)
+            self._devices[data.address_range] = (fingerprint, part.hash)
         else:
             self.put(part)  # hashed while written; the next sweep removes it if it is not needed
         return True
@@ -219,12 +219,12 @@ class ContentIndex:
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> FileExtent:
         """Write a large part as a separate file, and set its hash to that of the written bytes."""
-        # Taken before the bytes are read: a change during the read must alter the mark.
-        mark = part.data.mark if isinstance(part.data, DeviceBytes) else None
+        # Taken before the bytes are read: a change during the read must alter the fingerprint.
+        fingerprint = part.data.fingerprint if isinstance(part.data, DeviceBytes) else None
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         if isinstance(part.data, DeviceBytes):
-            self._devices[part.data.place] = (mark, key)
+            self._devices[part.data.address_range] = (fingerprint, key)
         else:
             # Later parts with another sample need not be hashed to know that they are new.
             self._samples.add(_sample(part.data))

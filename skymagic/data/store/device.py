@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-STAGE = 64 << 20
-"""Size of each pinned buffer in bytes: large enough for copies at full bus speed."""
+STAGING_BYTES = 64 << 20
+"""Size of each pinned buffer: large enough for copies at full bus speed."""
 
 
 class DeviceBytes:
@@ -45,8 +45,8 @@ class DeviceBytes:
         return bytes(self.read())
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Address and length."""
+    def address_range(self) -> tuple[int, int]:
+        """Address on the device, and length in bytes."""
         return int(self.memory.data_ptr()), len(self)
 
     def read(self) -> memoryview:
@@ -59,7 +59,7 @@ class DeviceBytes:
         return copy
 
     @functools.cached_property
-    def mark(self) -> tuple[object, ...] | None:
+    def fingerprint(self) -> tuple[object, ...] | None:
         """Value that changes when the contents do, computed on first access without copying them.
 
         It consists of the address, version counters, and sums computed by the device. Version
@@ -81,25 +81,29 @@ class DeviceBytes:
         remainder = self.memory[square.numel() * 8 :].to(torch.int64)
         sums = torch.cat([square.sum(0), square.sum(1), remainder]).cpu()
         address = sums.data_ptr()
-        return *self.place, tuple(self.versions), ctypes.string_at(address, sums.numel() * 8)
+        return (
+            *self.address_range,
+            tuple(self.versions),
+            ctypes.string_at(address, sums.numel() * 8),
+        )
 
 
-class _StandIn(bytearray):
+class _Placeholder(bytearray):
     """Placeholder in a pickle stream for bytes on a device."""
 
-    def __init__(self, of: DeviceBytes) -> None:
+    def __init__(self, data: DeviceBytes) -> None:
         super().__init__(1)
-        self.of = of
+        self.data = data
 
 
-def out_of_band(data: DeviceBytes) -> pickle.PickleBuffer:
-    """Return a buffer for the pickler that stands for a device's bytes; see `behind`."""
-    return pickle.PickleBuffer(_StandIn(data))
+def placeholder_buffer(data: DeviceBytes) -> pickle.PickleBuffer:
+    """Return a buffer for the pickler that stands for a device's bytes; see `device_bytes_of`."""
+    return pickle.PickleBuffer(_Placeholder(data))
 
 
-def behind(buffer: memoryview) -> DeviceBytes | None:
+def device_bytes_of(buffer: memoryview) -> DeviceBytes | None:
     """Return the device's bytes that a pickled buffer stands for, or None for host memory."""
-    return buffer.obj.of if isinstance(buffer.obj, _StandIn) else None
+    return buffer.obj.data if isinstance(buffer.obj, _Placeholder) else None
 
 
 def host_pieces(
@@ -111,28 +115,28 @@ def host_pieces(
     before the previous chunk is yielded, so two buffers suffice.
     """
     staging: _Staging | None = None
-    waiting: Callable[[], memoryview] | None = None
+    finish_previous: Callable[[], memoryview] | None = None
     try:
         for piece in pieces:
             if not isinstance(piece, DeviceBytes):
-                if waiting is not None:
-                    yield waiting()
-                    waiting = None
+                if finish_previous is not None:
+                    yield finish_previous()
+                    finish_previous = None
                 yield memoryview(piece).cast("B")
                 continue
             # Buffers belong to one device; a pickle may hold memory of several.
             if staging is None or staging.device != piece.memory.device:
-                if waiting is not None:
-                    yield waiting()
-                    waiting = None
+                if finish_previous is not None:
+                    yield finish_previous()
+                    finish_previous = None
                 staging = _Staging(piece.memory)
-            for start in range(0, len(piece), STAGE):
-                started = staging.begin(piece.memory[start : start + STAGE])
-                if waiting is not None:
-                    yield waiting()
-                waiting = started
-        if waiting is not None:
-            yield waiting()
+            for start in range(0, len(piece), STAGING_BYTES):
+                finish = staging.begin(piece.memory[start : start + STAGING_BYTES])
+                if finish_previous is not None:
+                    yield finish_previous()
+                finish_previous = finish
+        if finish_previous is not None:
+            yield finish_previous()
     finally:
         if staging is not None:
             staging.end()  # the device's memory may be freed after this
@@ -170,13 +174,13 @@ class _Staging:
             target.copy_(chunk, non_blocking=self._pinned)
             event = self._stream.record_event() if self._stream is not None else None
 
-        def finished() -> memoryview:
+        def finish() -> memoryview:
             if event is not None:
                 event.synchronize()
             # The view does not keep `target` alive, but `_buffers` does.
             return memoryview((ctypes.c_ubyte * nbytes).from_address(target.data_ptr())).cast("B")
 
-        return finished
+        return finish
 
     def end(self) -> None:
         """Wait for the copies that were started."""
@@ -186,7 +190,7 @@ class _Staging:
     def _buffer(self, nbytes: int) -> Any:
         """Return the next buffer; torch caches freed pinned memory and reuses it."""
         if self._buffers[self._turn] is None or self._buffers[self._turn].numel() < nbytes:
-            size = min(STAGE, 1 << max(nbytes - 1, 1).bit_length())
+            size = min(STAGING_BYTES, 1 << max(nbytes - 1, 1).bit_length())
             self._buffers[self._turn] = self._torch.empty(
                 size, dtype=self._torch.uint8, pin_memory=self._pinned
             )

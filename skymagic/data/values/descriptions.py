@@ -23,7 +23,7 @@ LONGEST_INTEGER_BITS = 128
 """Longer integers are described by their length: Python refuses to print very long ones."""
 
 Description = dict[str, str]
-"""Keys: `type`; `is`, the size or shape, or the value itself for a number, text or None;
+"""Keys: `type`; `value`, the size or shape, or the value itself for a number, text or None;
 `checksum`, if one could be computed.
 """
 
@@ -81,11 +81,11 @@ def describe(value: object, budget: _Budget | None = None) -> Description:
 def _number(value: Any, budget: _Budget) -> Description:
     if type(value) is int and value.bit_length() > LONGEST_INTEGER_BITS:
         return {
-            "is": f"{value.bit_length()} bits",
+            "value": f"{value.bit_length()} bits",
             # One bit more than `bit_length`, for the sign.
             "checksum": budget.checksum(value.to_bytes(value.bit_length() // 8 + 1, signed=True)),
         }
-    return {"is": repr(value), "checksum": repr(value)}
+    return {"value": repr(value), "checksum": repr(value)}
 
 
 def _text(value: str, budget: _Budget) -> Description:
@@ -94,19 +94,19 @@ def _text(value: str, budget: _Budget) -> Description:
         if len(value) <= SHOWN_CHARACTERS
         else f"{value[:SHOWN_CHARACTERS]!r} … {len(value):,} characters"
     )
-    return {"is": shown, "checksum": budget.checksum(value.encode(errors="surrogatepass"))}
+    return {"value": shown, "checksum": budget.checksum(value.encode(errors="surrogatepass"))}
 
 
 def _bytes(value: Any, budget: _Budget) -> Description:
-    return {"is": f"{len(value):,} bytes", "checksum": budget.checksum(value)}
+    return {"value": f"{len(value):,} bytes", "checksum": budget.checksum(value)}
 
 
 def _container(value: Any, _: _Budget) -> Description:
-    return {"is": "1 item" if len(value) == 1 else f"{len(value):,} items"}
+    return {"value": "1 item" if len(value) == 1 else f"{len(value):,} items"}
 
 
 def _array(value: Any, budget: _Budget) -> Description:
-    description = {"is": f"{_shape(value.shape)} {value.dtype}"}
+    description = {"value": f"{_shape(value.shape)} {value.dtype}"}
     if not value.dtype.hasobject and value.flags.c_contiguous and value.nbytes <= budget.left:
         description["checksum"] = budget.checksum(memoryview(value.reshape(-1).view("u1")))
     return description
@@ -115,7 +115,9 @@ def _array(value: Any, budget: _Budget) -> Description:
 def _tensor(value: Any, budget: _Budget) -> Description:
     """Describe a tensor, without reading GPU memory: that would wait for running kernels."""
     device = "" if value.device.type == "cpu" else f" on {value.device}"
-    description = {"is": f"{_shape(value.shape)} {str(value.dtype).removeprefix('torch.')}{device}"}
+    description = {
+        "value": f"{_shape(value.shape)} {str(value.dtype).removeprefix('torch.')}{device}"
+    }
     # Tensor subclasses of other packages may have no memory of their own.
     plain = type(value).__module__ in ("torch", "torch.nn.parameter")
     if plain and not device and value.is_contiguous() and value.nbytes <= budget.left:
@@ -125,11 +127,13 @@ def _tensor(value: Any, budget: _Budget) -> Description:
 
 
 def _network(value: Any, _: _Budget) -> Description:
-    return {"is": f"{sum(parameter.numel() for parameter in value.parameters()):,} parameters"}
+    return {"value": f"{sum(parameter.numel() for parameter in value.parameters()):,} parameters"}
 
 
 def _shaped(value: Any, _: _Budget) -> Description:
-    return {"is": " ".join(filter(None, (_shape(value.shape), str(getattr(value, "dtype", "")))))}
+    return {
+        "value": " ".join(filter(None, (_shape(value.shape), str(getattr(value, "dtype", "")))))
+    }
 
 
 def _shape(shape: Any) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from skymagic.data.store.base import Buffer
-from skymagic.data.store.device import DeviceBytes, behind
+from skymagic.data.store.device import DeviceBytes, device_bytes_of
 from skymagic.data.store.store import LARGE
 from skymagic.data.values.kinds import changeable, is_a
 from skymagic.data.values.memory import SMALL, LinkedMemory, MemoryBlock, Span
@@ -35,7 +35,7 @@ class Buffers:
         """Return True if the buffer stays in the stream; called by the pickler."""
         raw = buffer.raw()
         # A stand-in for bytes on a device, which are copied only when they are written.
-        if (data := behind(raw)) is not None:
+        if (data := device_bytes_of(raw)) is not None:
             self.kept.append(data)
             return False
         if raw.nbytes < SMALL:

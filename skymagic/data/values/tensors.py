@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from skymagic.data.store.device import DeviceBytes, out_of_band
+from skymagic.data.store.device import DeviceBytes, placeholder_buffer
 from skymagic.data.values import hooks
 from skymagic.data.values.memory import (
     SMALL,
@@ -286,7 +286,7 @@ def _on_its_device(tracker: Tracker, storage: Any, start: int, stop: int) -> pic
     """
     torch = sys.modules["torch"]
     all_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return out_of_band(
+    return placeholder_buffer(
         DeviceBytes(all_bytes[start:stop], tracker.versions.setdefault(storage._cdata, []))
     )
 

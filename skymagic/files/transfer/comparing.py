@@ -77,7 +77,7 @@ class FolderComparison:
         Return the bytes of files to send that lost connections left behind.
         """
         resumable = 0
-        large = [number for number in reply.want if self.entries[number].size >= LARGE]
+        large = [number for number in reply.to_send if self.entries[number].size >= LARGE]
         for numbers in (reply.ask, large):
             for number in numbers:
                 text = ""
@@ -111,7 +111,7 @@ class FolderComparison:
             state = os.lstat(name, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError):
             if entry.kind == FILE:
-                reply.want.append(number)
+                reply.to_send.append(number)
             return 0
         is_folder = stat.S_ISDIR(state.st_mode)
         if entry.kind == FOLDER and stat.S_ISLNK(state.st_mode):
@@ -125,7 +125,7 @@ class FolderComparison:
         elif entry.kind == FILE:
             regular = stat.S_ISREG(state.st_mode)
             if not regular or state.st_size != entry.size:
-                reply.want.append(number)
+                reply.to_send.append(number)
             elif state.st_mtime_ns != entry.mtime:
                 reply.ask.append(number)
             return state.st_size if regular else 0
@@ -138,7 +138,7 @@ class FolderComparison:
             for entry in self.entries
             if entry.kind != FILE and not os.path.lexists(self.path(entry))
         ]
-        touched = [*(self.entries[number] for number in (*reply.want, *reply.ask)), *missing]
+        touched = [*(self.entries[number] for number in (*reply.to_send, *reply.ask)), *missing]
         folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
         if not self.entries:
             folders.add(_nearest_existing(self.base))
@@ -153,9 +153,9 @@ class FolderComparison:
 
         A new file is kept next to the old one until it is whole.
         """
-        old = [sizes.get(number, 0) for number in reply.want]
+        old = [sizes.get(number, 0) for number in reply.to_send]
         need = (
-            sum(self.entries[number].size for number in reply.want)
+            sum(self.entries[number].size for number in reply.to_send)
             - sum(old)
             + max(old, default=0)
             - free_bytes

@@ -160,17 +160,17 @@ class Receiver:
         self._part: PartFile | None = None  # the file being written
         self._current = FileStart(-1, 0, 0, True, 0)  # its announcement
         self._created: list[Entry] = []
-        self._want: frozenset[int] = frozenset()
+        self._to_write: frozenset[int] = frozenset()
         self._modes = 0o777 & ~_umask()
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def begin(self, want: Collection[int]) -> None:
+    def begin(self, to_write: Collection[int]) -> None:
         """Create the folders, which stay writable until the end.
 
-        Only files in `want` are accepted.
+        Only files in `to_write` are accepted.
         """
-        self._want = frozenset(want)
+        self._to_write = frozenset(to_write)
         try:
             os.makedirs(self._base, exist_ok=True)
         except OSError as problem:
@@ -222,7 +222,7 @@ class Receiver:
             self._note_error(self.comparison.path(self._entries[self._current.number]), problem)
 
     def _begin_file(self, message: FileStart) -> None:
-        if message.number not in self._want:
+        if message.number not in self._to_write:
             raise ValueError("a file that was not requested")
         self._current, entry = message, self._entries[message.number]
         if message.size > MAX_GROWTH + 2 * entry.size:
@@ -258,13 +258,15 @@ class Receiver:
 
     # -- after -------------------------------------------------------------------------------------
 
-    def end(self, equal: Sequence[int]) -> None:
-        """Finish: create links, set the times of `equal` files and the modes of folders, remove old
-        files.
+    def end(self, same_content: Sequence[int]) -> None:
+        """Finish: create links, set times and modes, and remove old files.
+
+        Args:
+            same_content: files whose content is the same already, and whose times are to be set.
         """
         self._discard()
         jobs: list[tuple[Entry, Callable[[Entry], None]]] = [
-            *((self._entries[number], self._touch_here) for number in equal),
+            *((self._entries[number], self._touch_here) for number in same_content),
             *((entry, self._link) for entry in self._entries if entry.kind == LINK),
             *((entry, self._folder_mode) for entry in reversed(self._created)),
         ]

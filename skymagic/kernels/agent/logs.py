@@ -101,7 +101,10 @@ def log_tails(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def output_since(path: str, start: int) -> wire.LogPiece:
-    """Return the whole lines of a log from byte `start` on."""
+    """Return the whole lines of a log from byte `start` on, up to a limit.
+
+    Only a line that is longer than the limit is returned in parts.
+    """
     try:
         with open(path, "rb") as log:
             start = max(start, first_line_position(log))
@@ -109,9 +112,9 @@ def output_since(path: str, start: int) -> wire.LogPiece:
             data = log.read(PIECE)
     except FileNotFoundError:
         data = b""
+    whole_lines = data[: data.rfind(b"\n") + 1]
     # at the end of the log, the rest of an incomplete line is still to come
-    if len(data) < PIECE:
-        data = data[: data.rfind(b"\n") + 1]
+    data = whole_lines if len(data) < PIECE else whole_lines or data
     return wire.LogPiece(data.decode(errors="replace"), start + len(data))
 
 

@@ -24,7 +24,7 @@ from skymagic.kernels.agent.replay_buffer import (
     cost_of,
     size_of,
 )
-from skymagic.wire.agent import BeginOutput, Publish, Reported
+from skymagic.wire.agent import BeginOutput, MetricsReport, Publish
 from skymagic.wire.output import (
     Output,
     OutputComplete,
@@ -174,7 +174,7 @@ class RankScreen:
         """Show a line of skymagic's own, after the text written before it."""
         self.show(OutputNote(self.rank, f"[rank {self.rank}: {text}]\n"))
 
-    def report(self, message: Reported) -> None:
+    def report(self, message: MetricsReport) -> None:
         """Send metrics of the request, also from ranks whose output is not shown."""
         if not self.is_open:
             return

@@ -341,7 +341,7 @@ class Ranks:
                 rank.output.publish(message, now)
                 # the rank waits for this acknowledgment
                 rank.send(wire.Published())
-            case wire.Reported():
+            case wire.MetricsReport():
                 rank.output.screen.report(message)
             case wire.EndOutput():
                 logger.debug("run ends on the rank: rank=%s", rank.number)
@@ -361,7 +361,7 @@ class Ranks:
                 # else `on_forkserver` sends it: the notebook needs RankForked first
                 if rank.pid is not None:
                     self._send(message)
-            case wire.HookSet():
+            case wire.HookPresence():
                 rank.hook = 0 if message.is_present else None
             case wire.HookEnded():
                 rank.hook = (rank.hook or 0) + 1

@@ -1,8 +1,10 @@
 """The daemon of a node: owns the agent, and buffers its output until the notebook acknowledges it.
 
-One thread with an event loop serves the agent's pipes, the socket that attach processes connect to,
-and TCP connections to ports of this node. The daemon ends when the agent has ended and the notebook
-has acknowledged it, or when no process has attached for `ORPHAN_TIMEOUT` seconds.
+One thread with an event loop serves the agent's pipes, the socket that `kernels.daemon.attach`
+connects to, and TCP connections to ports of this node. The daemon lives as long as its agent, and
+then ends once the notebook has acknowledged the agent's end, or if nothing attaches within
+`ORPHAN_TIMEOUT` seconds. It also ends if nothing attaches for as long before the agent has got its
+configuration.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 ORPHAN_TIMEOUT = 20.0
 """Seconds to wait for a connection when the agent has ended or has never received a line."""
-LAST_WORDS_TIMEOUT = 5.0
+ACKNOWLEDGE_TIMEOUT = 5.0
 """Seconds for a connected notebook to acknowledge the agent's end before the daemon ends."""
 STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything once its input is closed."""
@@ -133,9 +135,9 @@ class Daemon:
     """The daemon process and its event loop.
 
     Args:
-        listener: accepts attach processes.
-        directory: removed at the end.
-        command: runs instead of the agent; empty for the agent.
+        listener: accepts connections of `kernels.daemon.attach`, which relays a notebook's bytes.
+        directory: run directory, removed at the end.
+        command: runs instead of the agent, in tests; empty for the agent.
         secret: proves that a notebook may attach.
     """
 
@@ -151,18 +153,17 @@ class Daemon:
         self.input = AgentInput(self.loop)
         self.client = ""  # id of the notebook that it serves
         self.attempt = 0
-        self.exit_with_agent = False
-        """Whether the daemon ends with its agent.
+        self.wait_for_notebook = True
+        """True if the daemon waits after the agent's end until a notebook has acknowledged it.
 
-        True after a signal from this machine, or if no notebook ever came.
+        False after a SIGTERM, or if no notebook ever came.
         """
         self.status: int | None = None
         self.exit_data = b""  # the encoded report of the agent's end
-        self.mid_line = self.skipping = False
-        """Whether the agent's last output is an incomplete line, and whether its rest is skipped.
-
-        It is skipped if its beginning went to another notebook.
-        """
+        self.mid_line = False
+        """True if the agent's output so far ends within a line."""
+        self.skipping = False
+        """True while the rest of a line is skipped whose beginning another notebook got."""
         self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.output = -1
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
@@ -210,7 +211,7 @@ class Daemon:
     def run(self) -> None:
         """Serve until the end, and leave nothing behind."""
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self.loop.step(min(filter(None, (self.deadline, self.kill_at)), default=None))
                 self._check_deadlines()
         finally:
@@ -223,24 +224,28 @@ class Daemon:
         self.loop.send_gone()
         self.loop.close()
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         if self.status is None:
             return False
         now = time.monotonic()
         orphaned = self.deadline is not None and self.deadline <= now
         acknowledged_or_away = not self.loop.attached or self.acknowledge_by <= now
-        return self.session.settled or orphaned or (self.exit_with_agent and acknowledged_or_away)
+        return (
+            self.session.settled
+            or orphaned
+            or (not self.wait_for_notebook and acknowledged_or_away)
+        )
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        attended = self.loop.attached or (self.input.configured and self.status is None)
-        if attended:
+        is_needed = self.loop.attached or (self.input.configured and self.status is None)
+        if is_needed:
             self.deadline = None
         elif self.deadline is None:
             self.deadline = now + ORPHAN_TIMEOUT
         elif self.deadline <= now and self.status is None:
             logger.warning("no notebook came within %s s: the agent is ended", ORPHAN_TIMEOUT)
-            self.deadline, self.exit_with_agent = None, True
+            self.deadline, self.wait_for_notebook = None, False
             self._close_input()
         if self.kill_at is not None and self.kill_at <= now:
             logger.warning("agent is killed, because it did not end in %s s", STOP_TIMEOUT)
@@ -291,7 +296,7 @@ class Daemon:
         elif request.takes_over:
             self._take_over(request)
             self._serve(sock, request, payload, wire.NotebookReplaced())
-        elif request.client != (self.client or request.client):
+        elif self.client and request.client != self.client:
             self._refuse(sock, REPLACED)
         elif request.attempt <= self.attempt:
             self._refuse(sock, "a newer connection has taken its place", is_lost=False)
@@ -316,9 +321,13 @@ class Daemon:
         sock: socket.socket,
         request: HandshakeRequest,
         payload: bytes,
-        news: wire.AgentMessage | None,
+        message: wire.AgentMessage | None,
     ) -> None:
-        """Serve this notebook over this connection; `news` is the message for the agent, if any."""
+        """Serve a notebook over this connection.
+
+        Args:
+            message: message to the agent about the notebook; None for none.
+        """
         self.client, self.attempt = request.client, request.attempt
         logger.info(
             "notebook connected: attempt=%s received=%s new=%s",
@@ -332,8 +341,8 @@ class Daemon:
         except ProtocolError as problem:
             self._refuse(sock, str(problem))
             return
-        if news is not None:
-            self.input.notify(news)
+        if message is not None:
+            self.input.notify(message)
 
     # -- the agent ---------------------------------------------------------------------------------
 
@@ -346,12 +355,12 @@ class Daemon:
             case frames.EOF:
                 self._close_input()
             case frames.OPEN:
-                self._open(frame)
+                self._open_channel(frame)
 
     def _start_debug_log(self) -> None:
         """Log as the agent does, from its configuration."""
         line, self.input.first_line = self.input.first_line, b""
-        with suppress(ValueError):  # another program in the agent's stead
+        with suppress(ValueError):  # another program instead of the agent
             if isinstance(spec := wire.decode(line), wire.AgentSpec):
                 path = Path(self.directory.path, debug_log.file_name(spec.node, "daemon"))
                 debug_log.setup(path, {"pool": spec.pool, "node": spec.node})
@@ -382,20 +391,17 @@ class Daemon:
     def _on_signal(self, woken: int) -> None:
         with suppress(BlockingIOError):
             if signal.SIGTERM in os.read(woken, 4096):
-                self.exit_with_agent = True
+                self.wait_for_notebook = False
                 self._close_input()
         if (
             self.status is None
             and self.agent is not None
             and (status := self.agent.poll()) is not None
         ):
-            self._ended(status)
+            self._on_agent_exit(status)
 
-    def _ended(self, status: int) -> None:
-        """Send the agent's exit status after all of its output.
-
-        The output may stay open in a process that the agent left behind.
-        """
+    def _on_agent_exit(self, status: int) -> None:
+        """Send the agent's exit status after all of its output."""
         before = -1
         # read until nothing more arrives, not to the end of the stream: a process that the agent
         # left behind may hold it open
@@ -408,24 +414,24 @@ class Daemon:
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
         logger.info("agent exited: status=%s", status)
-        self.acknowledge_by = time.monotonic() + LAST_WORDS_TIMEOUT
+        self.acknowledge_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT
         ender = ended_by(Path(self.directory.path))
         if ender and status < 0 and not self.mid_line:
-            # it got SIGKILL because it did not end on SIGTERM, and could not report its end itself
+            # the agent did not end on SIGTERM, got SIGKILL, and so could not report its end
             self.session.put(frames.DATA, 0, wire.encode(wire.PoolEnded(f"was ended by {ender}")))
         self.exit_data = AGENT_EXIT.encode(AgentExit(status, stderr))
         self.session.put(frames.EXIT, 0, self.exit_data)
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _open(self, frame: Frame) -> None:
+    def _open_channel(self, frame: Frame) -> None:
         sock: socket.socket | None = None
         try:
             target = OPEN_CHANNEL.decode(frame.data)
             sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # the connection is in progress, and the loop waits for its end
+            # connecting goes on in the background: the loop waits until it has succeeded or failed
             with suppress(BlockingIOError):
                 sock.connect((target.address, target.port))
         except (ValueError, OSError):

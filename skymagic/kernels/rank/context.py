@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.plugins import table
+from skymagic.plugins.plugin import active_plugins
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
 from skymagic.wire import agent as wire
@@ -264,7 +265,7 @@ class Hooks:
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
-        self.plugins = rendezvous.active_plugins
+        self.plugins = active_plugins
         self.plugins[:] = [table.unpacked_plugin(spec) for spec in specs]
         self._stack = contextlib.ExitStack()
 

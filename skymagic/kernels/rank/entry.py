@@ -36,7 +36,7 @@ from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, metrics
 from skymagic.wire.order import Order, RunCell, unpacked_order
-from skymagic.wire.streams import MOST, frame
+from skymagic.wire.streams import MAX_TEXT_BYTES, frame
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +184,12 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     interruption.attach(
         spec.rank,
         lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)),
-        lambda there: control.send(wire.HookSet(spec.rank, there)),
+        lambda there: control.send(wire.HookPresence(spec.rank, there)),
     )
     control.on_interruption = lambda said: interruption.notify(
         interruption.Interruption(said.reason, said.ranks, spec.rank in said.ranks, said.at)
     )
-    reporting.attach(lambda rows: control.send(wire.Reported(spec.rank, metrics.packed(rows))))
+    reporting.attach(lambda rows: control.send(wire.MetricsReport(spec.rank, metrics.packed(rows))))
     try:
         hooks = Hooks(spec.plugins, info)
     except Exception as problem:
@@ -250,7 +250,9 @@ class StderrWriter(io.BufferedIOBase):
     def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write all of the data."""
         data = bytes(text)
-        for piece in (data[start : start + MOST] for start in range(0, len(data), MOST)):
+        for piece in (
+            data[start : start + MAX_TEXT_BYTES] for start in range(0, len(data), MAX_TEXT_BYTES)
+        ):
             if any(_place(fd) != place for fd, place in self._places):
                 os.write(2, piece)
             else:

@@ -158,7 +158,7 @@ class Interrupts:
             frame.cell is not None
             for frame in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
         )
-        return Joining(rendezvous.waits(), in_cell)
+        return Joining(rendezvous.is_waiting(), in_cell)
 
     def again(self) -> bool:
         """Interrupt the cell once more, unless it is cleaning up after the first interrupt."""

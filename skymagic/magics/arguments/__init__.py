@@ -6,7 +6,7 @@ every mistake of its line.
 
 readers        convert the text of a value to the field of a request
 options        the tables: every option, and each magic's options
-reading        lexer and parser: convert a line to values by option, and collect mistakes
+parsing        lexer and parser: convert a line to values by option, and collect mistakes
 cell_magics    %sky_pool and %%sky_pool; %%sky_broadcast, %%sky_sh
 line_magics    the other magics, one small request each
 removed        magics and options that no longer exist, and their replacements

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic.errors import RequestError, collect_mistakes
-from skymagic.magics.arguments.options import DRY_RUN, PLUGINS, POOL, Option
+from skymagic.magics.arguments.options import DRY_RUN, PLUGINS, POOL, Arity, Option
+from skymagic.magics.arguments.parsing import ParsedLine, ParsedOption
 from skymagic.magics.arguments.readers import variable
-from skymagic.magics.arguments.reading import ParsedLine, ParsedOption
 from skymagic.plan.image import Image
 from skymagic.plan.requests import (
     AUTO,
@@ -69,7 +69,7 @@ def parse_pool(
     parsed = ParsedLine("sky_pool", line, options, names)
     parsed.mistakes += mistakes
     request = pool_of(parsed, defaults, plugins, providers, name=parsed.values.get("name"))
-    parsed.done()
+    parsed.raise_mistakes()
     return request
 
 
@@ -222,7 +222,7 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
     line.check(
         values.get("profile") and values.get("noblock"), "--profile has no meaning with --noblock"
     )
-    line.done()
+    line.raise_mistakes()
     return RunRequest(pool=pool, **{**configured, **values})
 
 
@@ -242,7 +242,7 @@ def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
         parsed.values.get("only") and parsed.values.get("rank"),
         "--only chooses among nodes, and with -t the script runs on one; leave --only out",
     )
-    parsed.done()
+    parsed.raise_mistakes()
     values = {
         "only": defaults.only,
         "timeout": defaults.timeout,
@@ -286,7 +286,7 @@ def _entry(option: Option, key: str, value: object) -> list[ParsedOption]:
 
     Raises RequestError for a type that the option does not accept.
     """
-    several = option.takes != "one"
+    several = option.arity is not Arity.ONE
     text = _scalar(value)
     if option.read is None and isinstance(value, bool):
         return [ParsedOption(option, key, None)] if value else []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
-from skymagic.magics.arguments.reading import Token, split
+from skymagic.magics.arguments.options import MAGICS, PLUGINS, Arity, Option
+from skymagic.magics.arguments.parsing import Token, split
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
 from skymagic.plan.requests import PROVIDERS, REGIONS, SSH_CLIENTS
 
@@ -140,7 +140,7 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
         option, word = options[name], value
     elif last.is_option or (option is None and word == "-"):
         used = {options[token.text].field for token in tokens if token.text in options}
-        several = {item.field for item in spec.accepted if item.takes != "one"}
+        several = {item.field for item in spec.accepted if item.arity is not Arity.ONE}
         unused = (
             item
             for item in options
@@ -164,7 +164,7 @@ def _completing(options: Mapping[str, Option], before: Sequence[Token]) -> Optio
     for distance, token in enumerate(reversed(before)):
         if token.is_option:
             option = options.get(token.text)
-            takes_one_word = option is not None and option.takes in ("one", "list")
+            takes_one_word = option is not None and option.arity in (Arity.ONE, Arity.LIST)
             return (
                 None
                 if option is None or option.read is None or (distance and takes_one_word)

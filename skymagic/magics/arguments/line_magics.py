@@ -10,8 +10,8 @@ from skymagic.api.logs import LogsRequest
 from skymagic.api.pool_listing import StatusRequest, location_mistakes
 from skymagic.api.stopping import DownRequest
 from skymagic.errors import RequestError, collect_mistakes
+from skymagic.magics.arguments.parsing import ParsedLine
 from skymagic.magics.arguments.readers import identifiers, one_of, packages
-from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.units import Selection
 
@@ -122,7 +122,7 @@ class GpusRequest:
 def parse_check(line: str) -> str | None:
     """Parse ``%sky_check [NAME]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_check", line)
-    parsed.done()
+    parsed.raise_mistakes()
     return parsed.values.get("name")
 
 
@@ -134,7 +134,7 @@ def parse_gpus(line: str) -> GpusRequest:
     parsed = ParsedLine("sky_gpus", line)
     gpu: Accelerator | None = parsed.word("accelerator", Accelerator.parse)
     parsed.check(gpu is None and parsed.values, "name the GPU to rent: %sky_gpus A100:8 --spot")
-    parsed.done()
+    parsed.raise_mistakes()
     return GpusRequest(gpu, **parsed.values)
 
 
@@ -228,7 +228,7 @@ def parse_status(line: str) -> StatusRequest:
             f"-o keeps how this notebook's pools are: leave it out with --{option}",
         )
     parsed.mistakes += request.mistakes()
-    parsed.done()
+    parsed.raise_mistakes()
     return request
 
 
@@ -267,7 +267,7 @@ def parse_down(line: str) -> DownRequest:
     parsed = ParsedLine("sky_down", line)
     request = DownRequest(**parsed.values)
     parsed.mistakes += request.mistakes()
-    parsed.done()
+    parsed.raise_mistakes()
     return request
 
 
@@ -283,16 +283,16 @@ def parse_attach(line: str) -> AttachRequest:
         request.provider and not request.login, "--provider slurm: name the login node with --login"
     )
     parsed.mistakes += location_mistakes((), request.provider, request.login)
-    parsed.done()
+    parsed.raise_mistakes()
     return request
 
 
 def parse_auto(line: str) -> bool:
     """Parse ``%sky_auto on|off``. Raises RequestError for anything else."""
     parsed = ParsedLine("sky_auto", line)
-    switch = parsed.word("word, on or off", one_of("on", "off"))
+    switch = parsed.word("word (on or off)", one_of("on", "off"))
     parsed.check(not parsed.words, "say on or off: %sky_auto on")
-    parsed.done()
+    parsed.raise_mistakes()
     return bool(switch == "on")
 
 
@@ -314,7 +314,7 @@ def _fields(parsed: ParsedLine, **renamed: str) -> dict[str, Any]:
 
     Raises RequestError with all mistakes.
     """
-    parsed.done()
+    parsed.raise_mistakes()
     return {
         {"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()
     }

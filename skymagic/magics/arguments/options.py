@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
@@ -11,6 +12,18 @@ from skymagic.plan.requests import SSH_CLIENTS, plugin_specs
 from skymagic.plan.units import Selection, at_least, memory
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn")
+
+
+class Arity(Enum):
+    """Number of values that an option takes."""
+
+    ONE = 1
+    LIST = 2
+    """A list: the option is repeated, or its value has commas."""
+    WORDS = 3
+    """A list that may also be separated by blanks."""
+    OPTIONAL = 4
+    """As `WORDS`, and the option may stand alone."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +35,7 @@ class Option:
         also: other accepted spellings, neither shown nor completed.
         field: field of the request that it sets.
         read: converts a value's text to the field's value; None for an option without a value.
-        takes: "one" value, a "list" (repeated, or with commas), "names" (a list that may also be
-            blank-separated), or "maybe" a list of names.
+        arity: how many values it takes.
         choices: attribute of `CompletionNames` that completes its value.
         common: gets a line in ``--help``; the other options of a run are listed there by name only.
     """
@@ -33,7 +45,7 @@ class Option:
     read: Reader | None = None
     metavar: str = ""
     help: str = ""
-    takes: str = "one"
+    arity: Arity = Arity.ONE
     choices: str = ""
     common: bool = True
     also: tuple[str, ...] = ()
@@ -59,7 +71,7 @@ _SECRET = Option(
     readers.list_of(readers.variable),
     "NAME",
     "pass this variable of the notebook's environment; its value is never shown",
-    "list",
+    Arity.LIST,
     "environment",
     also=("--secrets",),
 )
@@ -114,7 +126,7 @@ POOL: tuple[Option, ...] = (
         plugin_specs,
         "NAME[:k=v,…]",
         "framework to set up, with options",
-        "list",
+        Arity.LIST,
         "plugins",
         also=("--plugins",),
     ),
@@ -125,14 +137,14 @@ POOL: tuple[Option, ...] = (
         "VERSION|PATH",
         "Python version of the nodes, or the path of an interpreter to use with its packages",
     ),
-    Option(("--pip",), "pip", readers.packages, "PACKAGES", "install these packages", "list"),
+    Option(("--pip",), "pip", readers.packages, "PACKAGES", "install these packages", Arity.LIST),
     Option(
         ("--env",),
         "env",
         readers.pair,
         "NAME=VALUE",
         "set an environment variable on the ranks",
-        "list",
+        Arity.LIST,
     ),
     _SECRET,
     Option(
@@ -141,7 +153,7 @@ POOL: tuple[Option, ...] = (
         readers.list_of(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
         "HOSTS",
         "machines for --provider ssh",
-        "list",
+        Arity.LIST,
         "hosts",
     ),
     Option(
@@ -213,7 +225,7 @@ POOL: tuple[Option, ...] = (
         readers.directives,
         "NAME=VALUE[,…]",
         "Slurm: other options of sbatch; NAME=none leaves one out",
-        "list",
+        Arity.LIST,
     ),
     Option(
         ("--image",),
@@ -359,7 +371,7 @@ _SHIPPING: tuple[Option, ...] = (
         readers.identifiers,
         "NAMES",
         "also send these variables",
-        "names",
+        Arity.WORDS,
         "variables",
         common=False,
     ),
@@ -369,7 +381,7 @@ _SHIPPING: tuple[Option, ...] = (
         readers.identifiers,
         "NAMES",
         "do not send these variables; without names: send nothing",
-        "maybe",
+        Arity.OPTIONAL,
         "variables",
     ),
     Option(("--fresh",), "fresh", help="send variables again even if unchanged", common=False),
@@ -390,7 +402,7 @@ RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this orde
         readers.identifiers,
         "NAMES",
         "fetch these variables, as lists by rank",
-        "names",
+        Arity.WORDS,
         "gathered",
     ),
     _HEAD,
@@ -407,7 +419,7 @@ RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this orde
         "RANKS",
         "torch's profiler around the "
         "cell, on the head by default: a trace beside the notebook, and the ten longest operations",
-        "maybe",
+        Arity.OPTIONAL,
         "ranks",
     ),
     replace(DRY_RUN, common=False),
@@ -425,7 +437,7 @@ _SH_ENV = Option(
     readers.pair,
     "NAME=VALUE",
     "set an environment variable for the script",
-    "list",
+    Arity.LIST,
 )
 _SH_RANK = Option(
     ("-t", "--targets"),
@@ -539,7 +551,7 @@ _AT_HOSTS = Option(
     readers.list_of(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"),
     "HOSTS",
     "your pools on these machines, whichever notebook started them",
-    "list",
+    Arity.LIST,
     "hosts",
 )
 _RENTED = Option(

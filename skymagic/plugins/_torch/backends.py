@@ -58,7 +58,7 @@ def choose(requested: str | None, posted: Sequence[RankHardware]) -> str:
         )
     sharing = shared(posted)
     if requested is not None:
-        if sharing and "nccl" in legs(requested).values():
+        if sharing and "nccl" in backend_by_device(requested).values():
             device = posted[sharing[0][0]]
             raise ValueError(
                 f"{rank_words(sharing[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), "
@@ -82,7 +82,7 @@ def shared(posted: Sequence[RankHardware]) -> list[list[int]]:
     return [ranks for ranks in ranks_by_device.values() if len(ranks) > 1]
 
 
-def legs(backend: str) -> dict[str, str]:
+def backend_by_device(backend: str) -> dict[str, str]:
     """Return the backend by device, for example of ``"cpu:gloo,cuda:nccl"``.
 
     A single name serves all devices that torch lets it serve.
@@ -94,14 +94,14 @@ def legs(backend: str) -> dict[str, str]:
     )
 
 
-def device_for_talk(legs_of_group: Mapping[str, str]) -> str:
+def device_for_control_messages(group_backends: Mapping[str, str]) -> str:
     """Return the device for the messages that ranks must exchange.
 
     It is the CPU if a backend serves it, otherwise the first device that is served. There always is
     one: the first message proves membership, and a backend that is not known here must not skip it.
     """
-    if legs_of_group.get("cpu") in CPU_BACKENDS or "cuda" not in legs_of_group:
-        return "cpu" if "cpu" in legs_of_group else next(iter(legs_of_group))
+    if group_backends.get("cpu") in CPU_BACKENDS or "cuda" not in group_backends:
+        return "cpu" if "cpu" in group_backends else next(iter(group_backends))
     return "cuda"
 
 

@@ -184,7 +184,7 @@ def differing(wrappers: list[Any]) -> list[str]:
 
     with torch.no_grad():
         fingerprints = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
-    tables = membership.tell_all(list(fingerprints.items()))
+    tables = membership.all_gather_pairs(list(fingerprints.items()))
     digests = {
         name: (membership.digest(name), membership.digest(value))
         for name, value in fingerprints.items()

@@ -140,7 +140,7 @@ class Group:
             answer = store.get("chosen").decode()
         if answer[:1] != "+":
             raise ValueError(answer[1:])
-        for name in dict.fromkeys(backends.legs(answer[1:]).values()):
+        for name in dict.fromkeys(backends.backend_by_device(answer[1:]).values()):
             if not dist.is_backend_available(name):
                 raise ValueError(
                     f"this PyTorch ({torch.__version__}) is built without the backend {name!r}"
@@ -186,7 +186,8 @@ class Group:
         # After an attempt that failed, variables still hold the groups from before it.
         self._before = list(
             {
-                subgroup.key: subgroup for subgroup in (*membership.existing(), *self._before)
+                subgroup.key: subgroup
+                for subgroup in (*membership.existing_subgroups(), *self._before)
             }.values()
         )
         self._defaults += [dist.group.WORLD]

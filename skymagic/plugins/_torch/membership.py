@@ -25,9 +25,7 @@ PROOF_BYTES = 32
 
 
 def verify(secret: str, rank: int) -> None:
-    """Verify the proof of each member of the default group.
-
-    It must be the one that a rank of this pool sends.
+    """Check that each member of the default group knows the secret of this pool's ranks.
 
     Args:
         secret: secret of the pool's ranks, new for each group.
@@ -47,7 +45,7 @@ def verify(secret: str, rank: int) -> None:
         )
 
 
-def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
+def all_gather_pairs(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     """Exchange name-value pairs among all ranks of the default group.
 
     All ranks must call it, even without pairs.
@@ -93,16 +91,16 @@ def highest(value: int) -> int:
 
 @cache
 def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return torch's all_gather and all_reduce as they were when the rank started.
+    """Return torch's all_gather and all_reduce as they were at the first call.
 
-    A cell may replace them.
+    The default group is usually verified before the first cell, which may replace them.
     """
     import torch.distributed as dist
 
-    return _waiting(dist.all_gather), _waiting(dist.all_reduce)
+    return _marked_as_waiting(dist.all_gather), _marked_as_waiting(dist.all_reduce)
 
 
-def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+def _marked_as_waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         with rendezvous.waiting():
             return collective(*args)
@@ -132,11 +130,15 @@ def device_of_collectives() -> Any:
     import torch
     import torch.distributed as dist
 
-    return torch.device(backends.device_for_talk(backends.legs(str(dist.get_backend_config()))))
+    return torch.device(
+        backends.device_for_control_messages(
+            backends.backend_by_device(str(dist.get_backend_config()))
+        )
+    )
 
 
-LIVES = "holds what it had"
-"""Message of ranks that were not restarted."""
+SURVIVOR_KEY = "survivor"
+"""Name that ranks which were not restarted send to the others, without a value."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class Subgroup:
 
 
 @dataclass(frozen=True)
-class Formed:
-    """Groups after the default one was formed again."""
+class ReformedGroups:
+    """The groups after the default group was formed again."""
 
     groups: dict[int, Any]
     """Replacement of each destroyed group, by its ``id``."""
@@ -165,7 +167,7 @@ class Formed:
     """Ranks that were not restarted."""
 
 
-def existing() -> list[Subgroup]:
+def existing_subgroups() -> list[Subgroup]:
     """Return the groups of this rank other than the default one."""
     from torch.distributed import distributed_c10d as c10d
 
@@ -185,22 +187,24 @@ def existing() -> list[Subgroup]:
 
 def form_again(
     before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None
-) -> Formed:
+) -> ReformedGroups:
     """Form the groups again that were destroyed together with the default group.
 
     All ranks must call it, even without any group.
 
     Args:
-        before: this rank's groups before.
+        before: this rank's groups before the default group was destroyed.
         alive: whether this rank was not restarted and still holds its values.
         timeout: timeout of their collectives; None for torch's default.
     """
     from torch.distributed import distributed_c10d as c10d
 
-    tables = tell_all([(LIVES, ""), *((subgroup.key, "") for subgroup in before)] if alive else [])
-    living = frozenset(rank for rank, table in enumerate(tables) if digest(LIVES) in table)
-    # The number of groups created in a default group names the next one, and must be the same on
-    # all ranks.
+    tables = all_gather_pairs(
+        [(SURVIVOR_KEY, ""), *((subgroup.key, "") for subgroup in before)] if alive else []
+    )
+    living = frozenset(rank for rank, table in enumerate(tables) if digest(SURVIVOR_KEY) in table)
+    # torch names a new group by the number of groups created so far, which must be the same on all
+    # ranks.
     count = highest(
         max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())])
     )
@@ -212,7 +216,7 @@ def form_again(
             with contextlib.suppress(Exception):  # a failure is reported as a lost group
                 replacements[id(subgroup.group)] = _make(subgroup, timeout)
     c10d._world.group_count = count
-    return Formed(replacements, living)
+    return ReformedGroups(replacements, living)
 
 
 def _make(subgroup: Subgroup, timeout: timedelta | None) -> Any:

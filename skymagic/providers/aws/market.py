@@ -3,7 +3,7 @@
 ::
 
     clients ──> catalogue (types, zones)  ─┐
-            ──> prices (list, spot)       ─┴─> Market ──> choice: offers in the order of trial
+            ──> prices (list, spot)       ─┴─> Market ──> offers_to_try: in order
 
 EC2 itself checks vCPU quotas: all machines of a pool are one call, which it refuses as a whole.
 """
@@ -26,13 +26,13 @@ from skymagic.providers.aws.selection import MachineOffer
 from skymagic.wire.threads import failures, run_all
 
 T = TypeVar("T")
-DEARER = 2.0
-"""Price limit for other types if the user named none, relative to the price the user agrees to.
+FALLBACK_PRICE_FACTOR = 2.0
+"""Price limit without --max-price, as a multiple of the price that the user confirms.
 
-Applies if EC2 has no capacity at that price.
+Dearer offers are tried if EC2 has no capacity at that price.
 """
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso")
-"""Regions whose prices are unavailable to another partition's credentials."""
+"""Prefixes of regions in other AWS partitions, whose prices are not in the price list."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     """Return the offers for a request in its regions. Rents and creates nothing.
 
     Raises:
-        RequestError: no machine type serves the request, or a region does not exist.
-        CloudError: credentials are missing or refused, or a region does not exist.
+        RequestError: no machine type serves the request, or no region has this name.
+        CloudError: EC2 refuses a call: credentials are missing or invalid, or the region is not
+            enabled for the account.
     """
     selection.check_served(request)
     answer_cache = cache or Cache()
@@ -62,30 +63,30 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     catalogues = dict(
         zip(
             names,
-            _all(
+            _run_all(
                 [partial(catalogue.catalogue_of, clients, region, answer_cache) for region in names]
             ),
             strict=True,
         )
     )
     if not any(
-        selection.matching_types(request, offered.types.values()) for offered in catalogues.values()
+        selection.matching_types(request, region_catalogue.types.values())
+        for region_catalogue in catalogues.values()
     ):
         raise RequestError(selection.explain_no_offer(request, catalogues))
     # optional queries get shorter time limits
-    parts = _all(
+    markets = _run_all(
         [
-            partial(_region, request, clients.hurried(), offered, answer_cache)
-            for offered in catalogues.values()
+            partial(_market_of_region, request, clients.hurried(), region_catalogue, answer_cache)
+            for region_catalogue in catalogues.values()
         ]
     )
-    ordered = selection.by_price((offer for part in parts for offer in part.offers), names)
-    return Market(
-        tuple(ordered), tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    )
+    ordered = selection.by_price((offer for market in markets for offer in market.offers), names)
+    notes = dict.fromkeys(note for market in markets for note in market.notes)
+    return Market(tuple(ordered), tuple(notes))
 
 
-def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
+def estimate(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
     """Return offers from the built-in list, for a preview without credentials.
 
     Makes no call. Raises RequestError.
@@ -95,17 +96,17 @@ def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
     ordered = selection.by_price(
         (
             offer
-            for offered in catalogues.values()
-            for offer in selection.offers_of(request, offered, Prices())
+            for region_catalogue in catalogues.values()
+            for offer in selection.offers_of(request, region_catalogue, Prices())
         ),
         names,
     )
     if not ordered:
         raise RequestError(selection.explain_no_offer(request, catalogues))
-    return Market(tuple(ordered), notes=(f"zones and present prices: {reason}",))
+    return Market(tuple(ordered), notes=(f"zones and current prices: {reason}",))
 
 
-def _region(
+def _market_of_region(
     request: PoolRequest, clients: AwsClients, catalogue: Catalogue, cache: Cache
 ) -> Market:
     """Return the offers of one region."""
@@ -133,16 +134,16 @@ def _prices(
             notes,
         )
         spot = {(name, zone): price for name, zone, price in history.value} if history else {}
-        return Prices(spot=spot, of_spot=history.date if history else "")
+        return Prices(spot=spot, spot_date=history.date if history else "")
     if region.startswith(OTHER_PARTITIONS):
         return Prices()
     listed = optional(
         partial(prices.on_demand, clients, region, names, cache), "pricing:GetProducts", notes
     )
-    return Prices(listed.value, of_list=listed.date) if listed else Prices()
+    return Prices(listed.value, list_date=listed.date) if listed else Prices()
 
 
-def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
+def _run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """Run all jobs, each on its own thread, and return their results. Raises what a job raises."""
     outcomes = run_all(jobs)
     for problem in failures(outcomes):
@@ -150,12 +151,13 @@ def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
     return cast("list[T]", outcomes)
 
 
-def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
+def offers_to_try(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
     """Return the offers that may be tried one after the other, the cheapest first.
 
-    Their price is limited by --max-price, or else by `DEARER` times the price of the first. An
-    offer without a price is included only if the first has none either, since that is what the user
-    agrees to.
+    With --max-price, these are the offers that cost at most this much; offers whose price is
+    unknown are left out. Without it, the limit is `FALLBACK_PRICE_FACTOR` times the price of the
+    first offer, which the user confirms. If the price of the first offer is unknown, all offers may
+    be tried.
 
     Raises:
         RequestError: no offer qualifies; gives the reason.
@@ -169,7 +171,7 @@ def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
     limit = request.max_price
     if first is None and limit is None:
         return market.offers
-    most = limit if limit is not None else DEARER * (first or 0.0)
+    most = limit if limit is not None else FALLBACK_PRICE_FACTOR * (first or 0.0)
     within = [
         offer
         for offer in market.offers

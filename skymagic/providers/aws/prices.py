@@ -19,9 +19,9 @@ LIST_SECONDS, SPOT_SECONDS = 7 * 86400.0, 600.0
 
 On-demand prices change a few times a year, spot prices all day.
 """
-HOME = "us-east-1"
+PRICE_LIST_REGION = "us-east-1"
 """Region that serves the price list of all regions."""
-FILTER_CHARACTERS = 1000  # a filter's value may have 1024
+FILTER_CHARACTERS = 1000  # the API allows 1024
 PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 # Shared hardware, plain Linux without paid software, and no reservation.
 LINUX = {
@@ -40,16 +40,16 @@ class Prices:
     Attributes:
         listed: on-demand prices by type.
         spot: spot prices by (type, zone).
-        of_list: date of the on-demand prices, as in 2026-11-22; "" without an answer.
-        of_spot: date of the spot prices; "" without an answer.
+        list_date: date of the on-demand prices, as in 2026-11-22; "" without an answer.
+        spot_date: date of the spot prices; "" without an answer.
     """
 
     listed: Mapping[str, float] = field(default_factory=dict)
     spot: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    of_list: str = ""
-    of_spot: str = ""
+    list_date: str = ""
+    spot_date: str = ""
 
-    def price(self, name: str, zone: str, spot: bool) -> tuple[float | None, str]:
+    def price(self, instance_type: str, zone: str, spot: bool) -> tuple[float | None, str]:
         """Return the price in dollars per hour and its source, or (None, "") if unknown.
 
         Spot prices are never estimated.
@@ -58,14 +58,14 @@ class Prices:
             matching = [
                 price
                 for (type_name, priced_zone), price in self.spot.items()
-                if type_name == name and zone in ("", priced_zone)
+                if type_name == instance_type and zone in ("", priced_zone)
             ]
             # without a zone, assume the most expensive one
-            return (max(matching), f"spot price of {self.of_spot}") if matching else (None, "")
-        if name in self.listed:
-            return self.listed[name], f"price list of {self.of_list}"
-        if name in catalogue.PRICES and not self.of_list:
-            return catalogue.PRICES[name], f"{catalogue.ESTIMATE} for us-east-1"
+            return (max(matching), f"spot price of {self.spot_date}") if matching else (None, "")
+        if instance_type in self.listed:
+            return self.listed[instance_type], f"price list of {self.list_date}"
+        if instance_type in catalogue.PRICES and not self.list_date:
+            return catalogue.PRICES[instance_type], f"{catalogue.ESTIMATE} for us-east-1"
         return None, ""
 
 
@@ -77,10 +77,10 @@ def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cac
     label = cache_label(clients, region)
     prices: dict[str, float] = {}
     oldest = 0.0
-    for some in chunks(sorted(names)):
-        # each list is cached by its query: few requests name other types
+    for chunk in chunks(sorted(names)):
+        # cached by the types in the query: most requests need the same types, and hit the cache
         cached = cache.fresh(
-            f"list-{label}-{some}", LIST_SECONDS, partial(_listed, clients, region, some)
+            f"list-{label}-{chunk}", LIST_SECONDS, partial(_fetch_on_demand, clients, region, chunk)
         )
         prices |= cached.value
         oldest = min(oldest or cached.at, cached.at)
@@ -94,7 +94,7 @@ def spot(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -
     """
     ordered = sorted(names)
     name = f"spot-{cache_label(clients, region)}-{','.join(ordered)}"
-    return cache.fresh(name, SPOT_SECONDS, lambda: _spot(clients, region, ordered))
+    return cache.fresh(name, SPOT_SECONDS, lambda: _fetch_spot(clients, region, ordered))
 
 
 def chunks(names: Iterable[str]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def chunks(names: Iterable[str]) -> Iterator[str]:
         yield joined
 
 
-def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
+def _fetch_on_demand(clients: AwsClients, region: str, names: str) -> dict[str, float]:
     terms = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value}
         for key, value in {**LINUX, "regionCode": region}.items()
@@ -117,37 +117,42 @@ def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
     query: Any = [*terms, {"Type": "ANY_OF", "Field": "instanceType", "Value": names}]
     prices: dict[str, float] = {}
     for text in clients.pages(
-        "pricing", HOME, "GetProducts", "PriceList", ServiceCode="AmazonEC2", Filters=query
+        "pricing",
+        PRICE_LIST_REGION,
+        "GetProducts",
+        "PriceList",
+        ServiceCode="AmazonEC2",
+        Filters=query,
     ):
-        name, price = product(json.loads(text))
+        name, price = parse_product(json.loads(text))
         if price is not None:
             prices[name] = min(price, prices.get(name, price))
     return prices
 
 
-def product(listed: Any) -> tuple[str, float | None]:
+def parse_product(product: Any) -> tuple[str, float | None]:
     """Return the type and the on-demand price of a product in dollars per hour.
 
-    The price is None if the product has none, or it is 0.
+    The price is None if the product has no hourly price above 0.
 
     Args:
-        listed: product in the JSON of GetProducts.
+        product: a product in the JSON of GetProducts.
     """
     dollars = [
         float(dimension["pricePerUnit"].get("USD") or 0)
-        for term in (listed.get("terms") or {}).get("OnDemand", {}).values()
+        for term in (product.get("terms") or {}).get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
         if dimension.get("unit") == "Hrs"
     ]
-    return str(listed["product"]["attributes"]["instanceType"]), min(
+    return str(product["product"]["attributes"]["instanceType"]), min(
         (dollar for dollar in dollars if dollar > 0), default=None
     )
 
 
-def _spot(clients: AwsClients, region: str, names: Sequence[str]) -> list[list[Any]]:
+def _fetch_spot(clients: AwsClients, region: str, names: Sequence[str]) -> list[list[Any]]:
     """Return the latest price by type and zone.
 
-    A history that starts now should contain only that, but EC2 may send older prices too.
+    A history that starts now should contain one price for each, but EC2 may send older ones too.
     """
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     query: Any = {

@@ -52,8 +52,8 @@ class AWS:
         except CloudError as problem:
             if not request.dry_run or problem.kind != "credentials":
                 raise
-            offered = market.estimated(request, clients, problem.reason)
-        offers = market.choice(request, offered)
+            offered = market.estimate(request, clients, problem.reason)
+        offers = market.offers_to_try(request, offered)
         plan = plan_rented(request, listing.rental(offers, offered, request.nodes or 1))
         return RentedSurvey(replace(plan, image=image), clients, offers, requirements)
 

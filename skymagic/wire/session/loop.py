@@ -19,32 +19,44 @@ from typing import Any
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 
-BATCH = 1 << 18  # bytes waiting for the connection above which sockets are not read
+MAX_BACKLOG = 1 << 18
+"""Number of bytes waiting for the connection above which the channels' sockets are not read."""
+CONNECTION_CHUNK = 1 << 18
+"""Maximum number of bytes that one call reads from the connection, or writes to it or a socket."""
 WINDOW = 1 << 22
-"""Most bytes of a channel in flight."""
+"""Maximum number of bytes of a channel in flight."""
 READ_SIZE = 1 << 16
+"""Maximum number of bytes that one call reads from a channel's socket."""
 ABORT = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER setting that makes a close send a reset at once."""
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Watch = Callable[[Any, Callable[[int], None], int], None]
-"""Call a function with a source's ready events; a mask of 0 stops watching it."""
+"""Function like `SessionLoop.watch`."""
 
 
 class ChannelSocket:
     """A TCP socket at one end of a channel."""
 
-    def __init__(self, channel: int, sock: socket.socket, connecting: bool = False) -> None:
-        self.channel = channel
+    def __init__(self, number: int, sock: socket.socket, connecting: bool = False) -> None:
+        self.number = number
+        """Number of the channel in its session."""
         self.sock = sock
         self.connecting = connecting
-        self.credit = WINDOW  # bytes that may still be sent to the other end
-        # bytes written here for which the other end has not been granted new credit yet
+        """True until a non-blocking connect has finished."""
+        self.credit = WINDOW
+        """Number of bytes that may still be sent to the other end."""
         self.unreported = 0
+        """Number of bytes written to the socket that the other end has got no new credit for."""
         self.out = bytearray()
-        self.reading = True  # whether more can come from the socket
-        self.finishing = False  # whether the other end has no more bytes
-        self.shut = False
+        """Bytes to be written to the socket."""
+        self.eof_from_socket = False
+        """True once the socket has ended: nothing more is sent to the other end."""
+        self.eof_from_peer = False
+        """True once the other end has sent its last bytes."""
+        self.write_side_shut = False
+        """True once the socket was shut down for writing."""
         self.mask = 0
+        """Events that the loop watches the socket for."""
 
 
 class Channels:
@@ -52,126 +64,133 @@ class Channels:
 
     def __init__(self, session: Session, watch: Watch) -> None:
         self._session, self._watch = session, watch
-        self._streams: dict[int, ChannelSocket] = {}
+        self._sockets: dict[int, ChannelSocket] = {}
         self._congested = False
 
-    def add(self, channel: int, sock: socket.socket, connecting: bool = False) -> None:
+    def add(self, number: int, sock: socket.socket, connecting: bool = False) -> None:
         """Serve a socket in a channel, and take ownership of it."""
         sock.setblocking(False)
-        stream = self._streams[channel] = ChannelSocket(channel, sock, connecting)
-        self._update_interest(stream)
+        channel = self._sockets[number] = ChannelSocket(number, sock, connecting)
+        self._update_interest(channel)
 
     def update_congestion(self) -> None:
-        """Apply backpressure: do not read sockets while `BATCH` bytes wait for the connection."""
-        congested = self._session.backlog >= BATCH
+        """Apply backpressure: do not read sockets while more than `MAX_BACKLOG` bytes wait."""
+        congested = self._session.backlog >= MAX_BACKLOG
         if congested != self._congested:
             self._congested = congested
-            for stream in list(self._streams.values()):
-                self._update_interest(stream)
+            for channel in list(self._sockets.values()):
+                self._update_interest(channel)
 
     def close(self) -> None:
-        """Close all streams. Safe to call twice."""
-        for stream in list(self._streams.values()):
-            self._forget(stream)
+        """Close all channels. Safe to call twice."""
+        for channel in list(self._sockets.values()):
+            self._close(channel)
 
-    def reset(self, channel: int) -> None:
+    def reset(self, number: int) -> None:
         """Reset a channel: notify the other end, and close this one."""
-        self._session.put(frames.RESET, channel)
-        if (stream := self._streams.get(channel)) is not None:
-            self._forget(stream)
+        self._session.put(frames.RESET, number)
+        if (channel := self._sockets.get(number)) is not None:
+            self._close(channel)
 
-    def _forget(self, stream: ChannelSocket) -> None:
-        self._streams.pop(stream.channel, None)
-        self._watch(stream.sock, lambda _: None, 0)
-        stream.sock.close()
+    def _close(self, channel: ChannelSocket) -> None:
+        self._sockets.pop(channel.number, None)
+        self._watch(channel.sock, lambda _: None, 0)
+        channel.sock.close()
 
-    def _update_interest(self, stream: ChannelSocket) -> None:
+    def _update_interest(self, channel: ChannelSocket) -> None:
         read = (
-            stream.reading and stream.credit > 0 and not self._congested and not stream.connecting
+            not channel.eof_from_socket
+            and channel.credit > 0
+            and not self._congested
+            and not channel.connecting
         )
-        write = stream.connecting or bool(stream.out)
+        write = channel.connecting or bool(channel.out)
         mask = (READABLE if read else 0) | (WRITABLE if write else 0)
-        if mask != stream.mask:
-            self._watch(stream.sock, lambda ready: self._on_stream(stream, ready), mask)
-            stream.mask = mask
+        if mask != channel.mask:
+            self._watch(channel.sock, lambda ready: self._on_socket(channel, ready), mask)
+            channel.mask = mask
 
-    def _on_stream(self, stream: ChannelSocket, ready: int) -> None:
-        if stream.connecting:
+    def _on_socket(self, channel: ChannelSocket, ready: int) -> None:
+        if channel.connecting:
             # The non-blocking connect has finished; the socket's error says how.
-            if stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self.reset(stream.channel)
+            if channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.reset(channel.number)
                 return
-            stream.connecting = False
+            channel.connecting = False
         try:
             if ready & WRITABLE:
-                self._drain(stream)
+                self._drain(channel)
             if ready & READABLE:
-                self._read(stream)
+                self._read(channel)
         except BlockingIOError:
             pass
         except OSError:
-            self.reset(stream.channel)
+            self.reset(channel.number)
             return
-        self._close_or_update(stream)
+        self._close_or_update(channel)
 
-    def _read(self, stream: ChannelSocket) -> None:
-        data = stream.sock.recv(min(READ_SIZE, stream.credit))
+    def _read(self, channel: ChannelSocket) -> None:
+        data = channel.sock.recv(min(READ_SIZE, channel.credit))
         if data:
             # the other end grants new credit when it has written the bytes (WINDOW)
-            stream.credit -= len(data)
-            self._session.put(frames.DATA, stream.channel, data)
+            channel.credit -= len(data)
+            self._session.put(frames.DATA, channel.number, data)
             self.update_congestion()
         else:
-            stream.reading = False
-            self._session.put(frames.EOF, stream.channel)
+            channel.eof_from_socket = True
+            self._session.put(frames.EOF, channel.number)
 
-    def _drain(self, stream: ChannelSocket) -> None:
-        while stream.out:
-            sent = stream.sock.send(memoryview(stream.out)[:BATCH].toreadonly())
-            del stream.out[:sent]
-            stream.unreported += sent
+    def _drain(self, channel: ChannelSocket) -> None:
+        while channel.out:
+            sent = channel.sock.send(memoryview(channel.out)[:CONNECTION_CHUNK].toreadonly())
+            del channel.out[:sent]
+            channel.unreported += sent
             # grant credit in larger steps, not for every write
-            if stream.unreported >= WINDOW // 4:
+            if channel.unreported >= WINDOW // 4:
                 self._session.put(
-                    frames.WINDOW, stream.channel, stream.unreported.to_bytes(4, "big")
+                    frames.WINDOW, channel.number, channel.unreported.to_bytes(4, "big")
                 )
-                stream.unreported = 0
+                channel.unreported = 0
 
-    def _close_or_update(self, stream: ChannelSocket) -> None:
-        """Forward the end of the stream once all earlier bytes are written.
+    def _close_or_update(self, channel: ChannelSocket) -> None:
+        """Pass on the end of the other end's bytes once all of them are written.
 
-        Forget the stream when both ways have ended.
+        Close the channel when both directions have ended.
         """
-        if stream.finishing and not stream.out and not stream.connecting and not stream.shut:
-            stream.shut = True
+        if (
+            channel.eof_from_peer
+            and not channel.out
+            and not channel.connecting
+            and not channel.write_side_shut
+        ):
+            channel.write_side_shut = True
             with contextlib.suppress(OSError):
-                stream.sock.shutdown(socket.SHUT_WR)
-        # Both ways have ended.
-        if stream.shut and not stream.reading:
-            self._forget(stream)
+                channel.sock.shutdown(socket.SHUT_WR)
+        if channel.write_side_shut and channel.eof_from_socket:
+            self._close(channel)
         else:
-            self._update_interest(stream)
+            self._update_interest(channel)
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame for one of the channels."""
-        stream = self._streams.get(frame.channel)
-        if stream is None:
+        channel = self._sockets.get(frame.channel)
+        if channel is None:
             return  # reset at this end while the frame was in transit
         if frame.kind == frames.RESET:
             # The peer of this socket must see a reset too, not a normal end.
-            stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            self._forget(stream)
+            channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+            self._close(channel)
             return
         if frame.kind == frames.WINDOW:
-            stream.credit += int.from_bytes(frame.data, "big")
+            channel.credit += int.from_bytes(frame.data, "big")
         elif frame.kind == frames.EOF:
-            stream.finishing = True
+            channel.eof_from_peer = True
         else:
-            stream.out += frame.data
-            if not stream.connecting:
-                self._on_stream(stream, WRITABLE)
+            channel.out += frame.data
+            if not channel.connecting:
+                self._on_socket(channel, WRITABLE)
                 return
-        self._close_or_update(stream)
+        self._close_or_update(channel)
 
 
 # -- the event loop of one end ---------------------------------------------------------------------
@@ -179,9 +198,10 @@ class Channels:
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which an end that has nothing to send sends an ACK, as its heartbeat."""
-# Seconds without a byte after which a connection counts as lost; TCP alone would take minutes.
 HEARTBEAT_TIMEOUT = 4.0
-ACK_DELAY = 0.05  # seconds that an acknowledgement may wait to be sent along with a frame
+"""Seconds without a byte after which a connection counts as lost; TCP alone would take minutes."""
+ACK_DELAY = 0.05
+"""Seconds that an acknowledgement may wait to be sent along with a frame."""
 ACK_FRAMES = 32
 """Number of frames after which an acknowledgement is sent without waiting."""
 
@@ -190,7 +210,7 @@ class SessionLoop:
     """One end of a session. Everything happens on the thread that calls `step`.
 
     Args:
-        session: the numbered frames.
+        session: sequence numbers, and the frames that are not acknowledged yet.
         on_frame: called for each frame that does not belong to a channel.
         on_detach: called with a reason when the connection is lost.
     """
@@ -224,8 +244,8 @@ class SessionLoop:
     def step(self, until: float | None = None) -> None:
         """Wait for events, until this time of the monotonic clock at most, and handle them."""
         for key, mask in self._select.select(self._timeout(until)):
-            # An earlier callback of this round may have closed it, and another source may have got
-            # its number.
+            # An earlier callback of this round may have closed this source, and a new source may
+            # have got the same file descriptor.
             if self._select.get_map().get(key.fd) is key:
                 key.data(mask)
         self.flush()
@@ -252,7 +272,8 @@ class SessionLoop:
         if now - self._last_in > HEARTBEAT_TIMEOUT:
             self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not self._out:
-            # Acknowledge many frames at once; a lone one waits for `ACK_DELAY` for data to go with.
+            # Acknowledge many frames at once. The acknowledgement of a single frame waits for
+            # `ACK_DELAY`, so that it can be sent along with data.
             waiting = self.session.unacknowledged
             due = waiting >= ACK_FRAMES or (
                 waiting and self._ack_at is not None and self._ack_at <= now
@@ -266,8 +287,8 @@ class SessionLoop:
             self._write(self.session.gone())
 
     def close(self) -> None:
-        """Close the connection and all streams. Safe to call twice."""
-        self._drop()
+        """Close the connection and all channels. Safe to call twice."""
+        self._close_connection()
         self.channels.close()
         self._select.close()
 
@@ -279,30 +300,30 @@ class SessionLoop:
         return self._connection is not None
 
     def attach(
-        self, sock: socket.socket, received: int, first: bytes = b"", read: bytes = b""
+        self, sock: socket.socket, received: int, first: bytes = b"", already_read: bytes = b""
     ) -> None:
         """Continue over this connection, which replaces the previous one.
 
         Args:
-            sock: taken over, and closed when it has ended.
+            sock: owned by the loop from now on, which closes it when it has ended.
             received: number of frames that the other end has.
             first: bytes to write before all frames.
-            read: bytes of frames that were read already.
+            already_read: bytes of frames that the caller has read from the socket.
 
         Raises:
-            ProtocolError: it is not the other end of this session; the socket remains the caller's.
+            ProtocolError: it is not the other end of this session. The socket remains the caller's,
+                and the previous connection continues.
         """
-        self._drop()
-        # Raises before the socket is taken over: it remains the caller's.
         self.session.resume(received)
+        self._close_connection()
         sock.setblocking(False)
         self._connection = sock
         self._last_in = self._last_out = time.monotonic()
         self._ack_at = None
         self._out = memoryview(first)
         self._update_interest()
-        if read:
-            self._feed(read)
+        if already_read:
+            self._feed(already_read)
         self.flush()
 
     def restart(self, session: Session) -> None:
@@ -310,7 +331,7 @@ class SessionLoop:
 
         The connection and all channels of this one are closed.
         """
-        self._drop()
+        self._close_connection()
         self.channels.close()
         self.session = session
         self.channels = Channels(session, self.watch)
@@ -318,15 +339,15 @@ class SessionLoop:
     def detach(self, why: str) -> None:
         """Give up the connection and report it."""
         if self._connection is not None:
-            self.release()
+            self.detach_silently()
             self._on_detach(why)
 
-    def release(self) -> None:
+    def detach_silently(self) -> None:
         """Give up the connection without reporting it: the caller continues over another one."""
-        self._drop()
+        self._close_connection()
         self.channels.update_congestion()
 
-    def _drop(self) -> None:
+    def _close_connection(self) -> None:
         if self._connection is not None:
             self.watch(self._connection, self._on_connection, 0)
             with contextlib.suppress(OSError):
@@ -347,7 +368,7 @@ class SessionLoop:
     def _on_connection(self, mask: int) -> None:
         if mask & READABLE and self._connection is not None:
             try:
-                data = self._connection.recv(BATCH)
+                data = self._connection.recv(CONNECTION_CHUNK)
             except BlockingIOError:
                 pass
             except OSError as problem:
@@ -375,7 +396,7 @@ class SessionLoop:
         """Write what is waiting, as far as the connection accepts it."""
         while self._connection is not None:
             if not self._out:
-                if not (data := self.session.take(BATCH)):
+                if not (data := self.session.take(CONNECTION_CHUNK)):
                     break
                 self._out = memoryview(data)
             if not self._send():

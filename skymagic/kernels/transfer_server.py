@@ -1,7 +1,7 @@
 """Transfer server of a node: stat, list, hash, compare, write, send.
 
-Each copy has one process, which handles one request at a time, speaks `skymagic.wire.files` over
-its standard input and output, and ends when its input does.
+Each copy operation starts one such process on each node. It handles one request at a time, speaks
+`skymagic.wire.files` over its standard input and output, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.kernels.fork import take_streams
 from skymagic.wire import debug_log
-from skymagic.wire import files as wire
+from skymagic.wire import files as files_wire
 from skymagic.wire.codec import write_all
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,12 @@ class TransferServer:
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
-        """Serve until the input ends; a partly received large file then stays, to be resumed."""
+        """Serve until the input ends. A partly received large file then stays, to be resumed."""
         try:
             for message, _ in self._messages:
                 logger.debug("file request: kind=%s", type(message).__name__)
                 # race: a Cancel may arrive after the reply to its request
-                if not isinstance(message, wire.Cancel):
+                if not isinstance(message, files_wire.Cancel):
                     self._reply(self._answer(message))
         except (EOFError, BrokenPipeError):
             logger.info("connection ended: a partly received file stays")
@@ -57,10 +57,16 @@ class TransferServer:
             if self._receiver is not None:
                 self._receiver.abort()
 
-    def _receive(self) -> Iterator[tuple[wire.FileMessage, bytes | memoryview]]:
-        """Yield messages and their payloads; those of included files replace the `Include`."""
-        for message, payload in wire.messages(lambda: os.read(self._source, wire.CHUNK)):
-            if not isinstance(message, wire.Include):
+    def _receive(self) -> Iterator[tuple[files_wire.FileMessage, bytes | memoryview]]:
+        """Yield messages with their payloads.
+
+        An `Include` names a file in the node's store that holds encoded messages. Those messages
+        are yielded instead.
+        """
+        for message, payload in files_wire.messages(
+            lambda: os.read(self._source, files_wire.CHUNK)
+        ):
+            if not isinstance(message, files_wire.Include):
                 yield message, payload
                 continue
             pieces = NodeStore(message.store).read(message.name)
@@ -68,73 +74,73 @@ class TransferServer:
                 pieces = iter([zlib.decompress(b"".join(pieces))])
             # the end of the file is where its messages end
             with contextlib.suppress(EOFError):
-                yield from wire.messages(partial(next, pieces, b""))
-            self._reply(wire.Included())
+                yield from files_wire.messages(partial(next, pieces, b""))
+            self._reply(files_wire.Included())
 
-    def _answer(self, request: wire.FileMessage) -> wire.FileMessage:
+    def _answer(self, request: files_wire.FileMessage) -> files_wire.FileMessage:
         match request:
-            case wire.Stat():
+            case files_wire.Stat():
                 return self._stat(request.path)
-            case wire.List():
+            case files_wire.List():
                 self._listing = listing(
-                    request.path, self._root, self._cancelled, follow=request.follow
+                    request.path, self._root, self._is_cancelled, follow=request.follow
                 )
-                return wire.ListReply(self._listing.plain())
-            case wire.Hash():
+                return files_wire.ListReply(self._listing.plain())
+            case files_wire.Hash():
                 paths = [self._listing.places[number] for number in request.numbers]
-                return wire.HashReply(listed_digests(paths, self._cancelled))
-            case wire.Compare():
+                return files_wire.HashReply(listed_digests(paths, self._is_cancelled))
+            case files_wire.Compare():
                 return self._compare(request)
-            case wire.Write():
+            case files_wire.Write():
                 return self._write(request)
-            case wire.SendFiles():
-                return self._send(request.numbers, request.pieces)
+            case files_wire.SendFiles():
+                return self._send(request.numbers, request.remote_digests)
         raise ValueError(f"not a request: {request!r}")
 
-    def _cancelled(self) -> bool:
+    def _is_cancelled(self) -> bool:
         """Return True if any input is available, or the notebook is gone.
 
         While the notebook waits for a reply, it sends nothing but Cancel.
         """
         return bool(select.select([self._source], [], [], 0)[0])
 
-    def _reply(self, message: wire.FileMessage) -> None:
-        write_all(self._sink, wire.encode(message))
+    def _reply(self, message: files_wire.FileMessage) -> None:
+        write_all(self._sink, files_wire.encode(message))
 
     # -- receiving ---------------------------------------------------------------------------------
 
-    def _stat(self, path: str) -> wire.StatReply:
+    def _stat(self, path: str) -> files_wire.StatReply:
         try:
             full = absolute(path, self._root)
         except LookupError as problem:
-            return wire.StatReply(problem=str(problem))
+            return files_wire.StatReply(problem=str(problem))
         kind = FOLDER if os.path.isdir(full) else "file" if os.path.lexists(full) else ""
-        return wire.StatReply(full, kind)
+        return files_wire.StatReply(full, kind)
 
-    def _compare(self, request: wire.Compare) -> wire.CompareReply:
+    def _compare(self, request: files_wire.Compare) -> files_wire.CompareReply:
         entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         compare = self._receiver.comparison.compare
-        return compare(request.origin, tops, self._cancelled, contents=request.contents)
+        return compare(request.origin, tops, self._is_cancelled, contents=request.contents)
 
-    def _write(self, request: wire.Write) -> wire.WriteReply:
+    def _write(self, request: files_wire.Write) -> files_wire.WriteReply:
         receiver = self._receiver
         assert receiver is not None
-        receiver.begin(request.want)
+        receiver.begin(request.to_write)
         reported = False
         for message, payload in self._messages:
-            if not isinstance(message, wire.FilePart):
+            if not isinstance(message, files_wire.FilePart):
                 break
             receiver.take(message, payload)
             if receiver.disk_full and not reported:
                 reported = True
                 logger.warning("disk is full: the rest of the files is not written")
-                self._reply(wire.DiskFull())
-        if isinstance(message, wire.Cancel):
+                self._reply(files_wire.DiskFull())
+        if isinstance(message, files_wire.Cancel):
             receiver.abort()
         else:
-            receiver.end(request.equal)
+            receiver.end(request.same_content)
         logger.info(
             "files received: files=%s removed=%s problems=%s bytes=%s",
             receiver.files,
@@ -142,22 +148,24 @@ class TransferServer:
             len(receiver.problems),
             receiver.nbytes,
         )
-        return wire.WriteReply(receiver.files, receiver.removed, receiver.problems, receiver.nbytes)
+        return files_wire.WriteReply(
+            receiver.files, receiver.removed, receiver.problems, receiver.nbytes
+        )
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendFilesReply:
+    def _send(self, numbers: list[int], remote_digests: list[str]) -> files_wire.SendFilesReply:
         selected = [
             (number, self._listing.entries[number], self._listing.places[number])
             for number in numbers
         ]
-        for data in wire.joined(
-            encoded_files(selected, remote_digests=dict(zip(numbers, pieces, strict=True)))
+        for data in files_wire.joined(
+            encoded_files(selected, remote_digests=dict(zip(numbers, remote_digests, strict=True)))
         ):
-            if self._cancelled():
+            if self._is_cancelled():
                 break
             write_all(self._sink, data)
-        return wire.SendFilesReply()
+        return files_wire.SendFilesReply()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The layers of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.house`` draws it again, and prints how large the package is."""
+"""The layers of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.layers`` draws it again, and prints how large the package is."""
 
 from __future__ import annotations
 

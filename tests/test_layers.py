@@ -1,4 +1,4 @@
-"""The house holds: who may import whom, what an import costs, which names are public, nothing foreign."""
+"""The layers hold: who may import whom, what an import costs, which names are public, nothing foreign."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import skymagic
-from tests.house import BOTH, NODE, NOTEBOOK, PACKAGE, ROOT, drawn, folders, listed, mapped
+from tests.layers import BOTH, NODE, NOTEBOOK, PACKAGE, ROOT, drawn, folders, listed, mapped
 
 MOST_ENTRIES = 20
 
@@ -150,7 +150,7 @@ def test_a_folder_lists_what_is_in_it() -> None:
 
 
 def test_the_map_is_that_of_the_folders() -> None:
-    assert mapped() == drawn(), "python -m tests.house draws it anew"
+    assert mapped() == drawn(), "python -m tests.layers draws it anew"
 
 
 def test_every_module_has_its_room() -> None:

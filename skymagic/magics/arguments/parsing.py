@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
+from skymagic.magics.arguments.options import MAGICS, REFUSED, Arity, Magic, Option
 from skymagic.magics.arguments.readers import Reader, pool_name
 from skymagic.magics.arguments.removed import REMOVED_OPTIONS
 from skymagic.plan.suggest import did_you_mean
@@ -20,7 +20,7 @@ from skymagic.plan.units import is_number, is_unit
 
 TIME = "TIME"
 """Value of `Option.metavar` for options that take a duration."""
-CODE_BELOW = "code stands on the lines below %%{magic}, and nothing of it on its own line"
+CODE_BELOW = "write the code on the lines below %%{magic}, not on that line"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _token(line: str, position: int) -> tuple[Token | None, int]:
 class ParsedOption:
     """An option on the line: its name as the user wrote it, and the text of its value, or None.
 
-    `items` are values that need no reading: those of a TOML table.
+    `items` are values that are converted already: those of a TOML table.
     """
 
     option: Option
@@ -112,10 +112,10 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
             continue
         option, label, text = _match(token.text, known_options)
         if option is None:
-            mistakes.append(
-                f"{label}: "
-                f"{REMOVED_OPTIONS.get(label) or REFUSED.get(label) or f'no such option{did_you_mean(label, known_options)}'}"
-            )
+            reason = REMOVED_OPTIONS.get(label) or REFUSED.get(label)
+            if not reason:
+                reason = f"no such option{did_you_mean(label, known_options)}"
+            mistakes.append(f"{label}: {reason}")
             if (
                 remaining
                 and not remaining[0].is_option
@@ -128,9 +128,9 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
             mistakes.append(f"{label} takes no value, not {text!r}")
         elif option.read is not None:
             text = _value_of(option, text, remaining)
-            if text is None and option.takes != "maybe":
+            if text is None and option.arity is not Arity.OPTIONAL:
                 after = (
-                    f"; {remaining[0].text!r} after it is an option, unless you quote it"
+                    f"; {remaining[0].text!r} is read as an option: quote it to use it as the value"
                     if remaining
                     else ""
                 )
@@ -144,6 +144,8 @@ def _match(text: str, options: Mapping[str, Option]) -> tuple[Option | None, str
     """Return (option or None, its name as written, value in the same token or None)."""
     name, equals, value = text.partition("=")
     short = options.get(text[:2])
+    # A value may follow a short option at once: -n20. A long option with one dash is a mistake
+    # instead, of which the message suggests the right spelling: -pool is not -p ool.
     if (
         name not in options
         and f"-{name}" not in options
@@ -161,9 +163,9 @@ def _value_of(option: Option, text: str | None, tokens: list[Token]) -> str | No
     """
     parts = [] if text is None else [text]
     while tokens and not tokens[0].is_option:
-        all_of_them = option.takes in ("names", "maybe") and text is None
+        all_of_them = option.arity in (Arity.WORDS, Arity.OPTIONAL) and text is None
         comma = (
-            option.takes != "one"
+            option.arity is not Arity.ONE
             and parts
             and (parts[-1].endswith(",") or tokens[0].text.startswith(","))
         )
@@ -184,13 +186,13 @@ def _value_of(option: Option, text: str | None, tokens: list[Token]) -> str | No
 _REPEATABLE = ("hosts", "plugins")
 
 
-def read(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
-    """Return the values of options by field, and append unreadable ones to `mistakes`."""
+def convert_values(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
+    """Return the values of options by field, and append what is wrong with others to `mistakes`."""
     values: dict[str, Any] = {}
     first_by_field: dict[str, ParsedOption] = {}
     for item in parsed:
         option, first = item.option, first_by_field.setdefault(item.option.field, item)
-        if first is not item and option.read is not None and option.takes == "one":
+        if first is not item and option.read is not None and option.arity is Arity.ONE:
             problem = f"{first.label} is given twice"
             if item.label != first.label:
                 problem = f"{first.label} and {item.label} are the same option"
@@ -228,22 +230,29 @@ def is_code(line: str, arguments: Sequence[str]) -> bool:
 
 
 class ParsedLine:
-    """A line being parsed to a request: values, remaining words, mistakes."""
+    """A line being parsed to a request: values, remaining words, mistakes.
+
+    Args:
+        magic: name of the magic.
+        line: text after the magic's name.
+        more_options: further options, as of a TOML table below the line.
+        more_words: further words without an option, as of such a table.
+    """
 
     def __init__(
         self,
         magic: str,
         line: str,
-        more: Iterable[ParsedOption] = (),
-        arguments: Iterable[str] = (),
+        more_options: Iterable[ParsedOption] = (),
+        more_words: Iterable[str] = (),
     ) -> None:
         tokens, self.mistakes = split(line)
         options, self.words, scan_mistakes = scan(MAGICS[magic], tokens)
-        self.words += [word for word in arguments if word not in self.words]
+        self.words += [word for word in more_words if word not in self.words]
         self.mistakes += scan_mistakes
-        options += more
+        options += more_options
         self.labels = {item.option.field: item.label for item in options}
-        self.values = read(options, self.mistakes)
+        self.values = convert_values(options, self.mistakes)
         if MAGICS[magic].takes_pool and MAGICS[magic].cell and is_code(line, self.words):
             self.mistakes.append(f"{' '.join(self.words)!r}: {CODE_BELOW.format(magic=magic)}")
         elif MAGICS[magic].takes_pool:
@@ -253,7 +262,7 @@ class ParsedLine:
 
     def _name_pool(self) -> None:
         """Set the field `name` from a pool's name, given alone or after ``--pool``."""
-        name = self.word("name of a pool", pool_name)
+        name = self.word("pool name", pool_name)
         if name is not None and self.values.setdefault("name", name) != name:
             self.mistakes.append(
                 f"{name} and --pool {self.values['name']} are two pools; keep one of them"
@@ -265,10 +274,14 @@ class ParsedLine:
             self.mistakes.append(mistake)
 
     def word(self, what: str, reader: Reader) -> Any:
-        """Return the only word without an option, or None."""
+        """Convert the only word without an option, or return None.
+
+        Args:
+            what: name of the word's value in messages: "pool name".
+        """
         if len(self.words) > 1:
             self.mistakes.append(
-                f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})"
+                f"expected one {what}, got {len(self.words)}: {', '.join(map(repr, self.words))}"
             )
         elif self.words:
             try:
@@ -277,7 +290,7 @@ class ParsedLine:
                 self.mistakes += wrong.mistakes
         return None
 
-    def done(self) -> None:
+    def raise_mistakes(self) -> None:
         """Raise RequestError if there are mistakes."""
         if self.mistakes:
             raise RequestError(list(dict.fromkeys(self.mistakes)))
