@@ -14,7 +14,7 @@ The main messages, in the usual order::
     Request                  →   Request                  →   rank carries out its order
                              ←   Output…                  ←   BeginOutput, Publish…, EndOutput
                                  Published                →   for each Publish; its rank waits
-                                                          ←   Reported: at most twice a second
+                                                          ←   MetricsReport: twice a second at most
     Credit                   →                                as output is shown
                              ←   OrderFinished            ←   once all of its output is written
     LogLevel                 →   LogLevel                 →   level of the debug logs
