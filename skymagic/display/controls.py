@@ -40,9 +40,11 @@ DISCONNECTED = ".jupyter-widgets-disconnected"
 ipywidgets sets it and marks these dead widgets with a broken link as an icon.
 """
 STYLE = f"""<style>
-.{LINE_CLASS}{DISCONNECTED}::before, .{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
+.{LINE_CLASS}{DISCONNECTED}::before,
+.{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
 .{LINE_CLASS} .jupyter-button{DISCONNECTED} {{ display: none !important; }}
-.{LIVE_CLASS}{DISCONNECTED} .widget-html:first-child .widget-html-content > div:first-child::after {{
+.{LIVE_CLASS}{DISCONNECTED}
+.widget-html:first-child .widget-html-content > div:first-child::after {{
     content: " · disconnected from the kernel"; white-space: nowrap;
 }}
 </style>"""

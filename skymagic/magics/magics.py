@@ -200,17 +200,17 @@ class SkyMagics(Magics):
                 continue
             install = partial(pool.packages.install, request.packages)
             for note in usage(
-                partial(install, lambda node, said: print_sanitized(f"[{node}] {said}"))
+                partial(install, lambda node, line: print_sanitized(f"[{node}] {line}"))
             ):
                 print_note(note)
 
     @line_magic
     def sky_auto(self, line: str) -> None:
         self.auto.switch(usage(lambda: line_magics.parse_auto(line)))
-        print(
-            "plain cells run "
-            f"{'on the ranks, those that begin with %%local do not' if self.auto.on else 'in the notebook'}"
-        )
+        if self.auto.on:
+            print("plain cells run on the ranks, those that begin with %%local do not")
+        else:
+            print("plain cells run in the notebook")
 
     # -- cells -------------------------------------------------------------------------------------
 

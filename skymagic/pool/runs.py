@@ -479,10 +479,12 @@ class Attaching:
             self._resources.leave()
             self._status.move(PoolEvent.STOPPED)
             if isinstance(problem, ProvisionError) and self._head_lost():
-                raise ProvisionError(
-                    f"{problem}; "
-                    f"{messages.suggest_without_head(self._status.job_id, [item.name for item in met_nodes[1:]], not self._status.plan.region)}"
-                ) from problem
+                advice = messages.suggest_without_head(
+                    self._status.job_id,
+                    [node.name for node in met_nodes[1:]],
+                    not self._status.plan.region,
+                )
+                raise ProvisionError(f"{problem}; {advice}") from problem
             raise
         self._status.move(PoolEvent.STARTED)
         gone = {rank for index in agents.gone for rank in agents.ranks_of(index)}

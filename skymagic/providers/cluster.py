@@ -468,13 +468,18 @@ HOLDER_SECONDS = 3600
 """Seconds a job waits for its first daemon. A notebook killed meanwhile leaves no job for longer.
 """
 HOLDER = r"""umask 077
-find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
-sweep() { for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"; done; }
+find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 \
+    -exec rm -rf {} + 2>/dev/null
+sweep() {
+    for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do
+        [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"
+    done
+}
 running=0 ending= alone=
 trap 'ending=1; echo >&3' HUP INT TERM
 dir=@DIR@
 if ! mkdir "$dir" 2>/dev/null; then
-    # /tmp is everybody's: a name that somebody else has taken first is passed over for one that nobody can guess
+    # /tmp is everybody's: if another user has taken the name first, use one that nobody can guess
     if [ -d "$dir" ] && [ -O "$dir" ] && [ ! -L "$dir" ]; then exit 1; fi
     dir=$(mktemp -d "$dir+XXXXXX") || exit 1
 fi
@@ -492,7 +497,10 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
         '') ;;
         '?') [ "$running" -gt 0 ] || ending=1 ;;
         -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
-        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) & ;;
+        *)
+            running=$((running + 1))
+            (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) &
+            ;;
     esac
 done
 """

@@ -522,7 +522,9 @@ def exit_status(message: bytes) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ objects
 
 
-HOME = r"""id=$(id -u); name=$(id -un 2>/dev/null) || name=$id; : "${USER:=$name}" "${LOGNAME:=$USER}"
+HOME = r"""id=$(id -u)
+name=$(id -un 2>/dev/null) || name=$id
+: "${USER:=$name}" "${LOGNAME:=$USER}"
 case $HOME in ''|/) HOME=/none ;; esac
 [ -w "$HOME" ] || { HOME=/tmp/skymagic-home-$id; (umask 077; mkdir -p "$HOME"); }
 export HOME USER LOGNAME

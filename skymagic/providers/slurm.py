@@ -53,7 +53,8 @@ CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
 base64 "$0.json" | tr -d '\n' && [ -s "$0.json" ] && echo || exit
 process=$(sed -n 's/.*"process": "\([0-9]*\) .*/\1/p' "$0.json")
-grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" && ! kill -0 "${process:-0}" 2>/dev/null && state=gone
+grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" &&
+    ! kill -0 "${process:-0}" 2>/dev/null && state=gone
 printf %s "${state:-alive}" | base64
 """
 
@@ -306,7 +307,8 @@ class Slurm:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(
-                f"{self.login}: the record of pool {job_id} is not there: {slurm_jobs.error_message(done)}",
+                f"{self.login}: the record of pool {job_id} is not there: "
+                f"{slurm_jobs.error_message(done)}",
                 code="key-missing",
                 names=[job_id],
             )

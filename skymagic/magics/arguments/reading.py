@@ -112,10 +112,10 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
             continue
         option, label, text = _match(token.text, known_options)
         if option is None:
-            mistakes.append(
-                f"{label}: "
-                f"{REMOVED_OPTIONS.get(label) or REFUSED.get(label) or f'no such option{did_you_mean(label, known_options)}'}"
-            )
+            reason = REMOVED_OPTIONS.get(label) or REFUSED.get(label)
+            if not reason:
+                reason = f"no such option{did_you_mean(label, known_options)}"
+            mistakes.append(f"{label}: {reason}")
             if (
                 remaining
                 and not remaining[0].is_option

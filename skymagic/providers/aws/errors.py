@@ -53,27 +53,40 @@ class Where:
 
 
 _CODES: Mapping[ErrorKind, str] = {
-    ErrorKind.CAPACITY: """InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity InsufficientCapacity
-        UnfulfillableCapacity ReservationCapacityExceeded CapacityReservationFull Server.InsufficientInstanceCapacity
-        Server.SpotInstanceTermination Server.SpotInstanceShutdown""",
-    ErrorKind.QUOTA: """VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded VolumeLimitExceeded
-        MaxIOPSLimitExceeded SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded AddressLimitExceeded
-        NetworkInterfaceLimitExceeded LimitExceeded ResourceLimitExceeded Client.VolumeLimitExceeded Client.InstanceLimitExceeded""",
+    ErrorKind.CAPACITY: """
+        InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity
+        InsufficientCapacity UnfulfillableCapacity ReservationCapacityExceeded
+        CapacityReservationFull Server.InsufficientInstanceCapacity Server.SpotInstanceTermination
+        Server.SpotInstanceShutdown""",
+    ErrorKind.QUOTA: """
+        VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded
+        SpotInstanceCountLimitExceeded VolumeLimitExceeded MaxIOPSLimitExceeded
+        SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded AddressLimitExceeded
+        NetworkInterfaceLimitExceeded LimitExceeded ResourceLimitExceeded Client.VolumeLimitExceeded
+        Client.InstanceLimitExceeded""",
     ErrorKind.PRICE: "SpotMaxPriceTooLow",
-    ErrorKind.PLACE: """Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone InsufficientFreeAddressesInSubnet
-        InvalidSubnetID.NotFound InvalidSubnet""",
-    ErrorKind.PERMISSION: """UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException Client.UnauthorizedOperation
-        NotAuthorized""",
-    ErrorKind.CREDENTIALS: """AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired SignatureDoesNotMatch
-        UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken IncompleteSignature InvalidSignatureException
-        InvalidToken""",
-    ErrorKind.ACCOUNT: "Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification",
-    ErrorKind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
-        EC2ThrottledException RequestThrottled RequestThrottledException PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
-    ErrorKind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable "
-    "Unavailable ServerInternal Server.InternalError",
-    ErrorKind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse "
-    "ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
+    ErrorKind.PLACE: """
+        Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone
+        InsufficientFreeAddressesInSubnet InvalidSubnetID.NotFound InvalidSubnet""",
+    ErrorKind.PERMISSION: """
+        UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException
+        Client.UnauthorizedOperation NotAuthorized""",
+    ErrorKind.CREDENTIALS: """
+        AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired
+        SignatureDoesNotMatch UnrecognizedClientException InvalidAccessKeyId
+        MissingAuthenticationToken IncompleteSignature InvalidSignatureException InvalidToken""",
+    ErrorKind.ACCOUNT: """
+        Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification""",
+    ErrorKind.THROTTLED: """
+        RequestLimitExceeded Throttling ThrottlingException ThrottledException
+        TooManyRequestsException EC2ThrottledException RequestThrottled RequestThrottledException
+        PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
+    ErrorKind.INTERNAL: """
+        InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable
+        ServerInternal Server.InternalError""",
+    ErrorKind.IN_USE: """
+        DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse
+        InvalidIPAddress.InUse IncorrectInstanceState""",
 }
 _KIND = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 

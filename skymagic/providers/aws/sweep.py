@@ -415,7 +415,8 @@ class RentedPools:
         if problems := release_job(clients, pool.job_id, self._regions(clients)):
             listed = "\n  ".join(problems)
             raise PoolError(
-                f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}",
+                f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n"
+                f"  {listed}",
                 code="not-released",
                 names=[pool.job_id],
             )
