@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.requests import Defaults
@@ -65,7 +64,7 @@ class RunSpec:
     """The run is in the background: the notebook does not wait, and the user has a handle."""
     taken: Callable[[], object] = field(default=lambda: None, compare=False)
     """Called once the store has everything that the run needs, or while it waits for other runs."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     """Values for this run only, by name, such as a call's arguments.
 
     The ranks forget them afterwards.
