@@ -120,7 +120,7 @@ class NodeDownload:
         follow: bool,
     ) -> None:
         self.node = client.node
-        self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply).listing)
+        self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply))
         if problems := [
             *self._found.problems,
             *unsafe(self._found.entries),

@@ -25,7 +25,7 @@ from skymagic.files.changes import (
     large_pieces,
 )
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
-from skymagic.files.transfer.listing import Entry, Listing
+from skymagic.files.transfer.listing import Entry, Listing, columns_of
 from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
 from skymagic.wire import files as wire
 
@@ -226,7 +226,7 @@ class Upload:
         digests = dict(
             zip(
                 unclear,
-                listed_digests(self._found.places[number] for number in unclear),
+                listed_digests(self._found.file_places[number] for number in unclear),
                 strict=True,
             )
         )
@@ -270,11 +270,9 @@ class Upload:
     ) -> dict[FileClient, wire.CompareReply]:
         """Return each node's differences."""
         source = self._found
-        rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in source.tops]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-
+        columns = columns_of(self._entries)
         requests: dict[Node, wire.FileMessage] = {
-            node: wire.Compare(base, columns, tops, source.contents, source.machine, mirror)
+            node: wire.Compare(base, columns, source.tops, source.contents, source.machine, mirror)
             for node, base in bases.items()
         }
 
@@ -285,7 +283,7 @@ class Upload:
             return client, reply
 
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
-        if plane is None or not several or len(rows) < MANY_FILES:
+        if plane is None or not several or len(self._entries) < MANY_FILES:
             return dict(self._clients.each(compare))
         key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
         try:
@@ -313,7 +311,9 @@ class Upload:
     def _frames(
         self, want: Sequence[int], remote_digests: Mapping[int, str], on_bytes: OnBytes
     ) -> Generator[bytes, None, None]:
-        files = ((number, self._entries[number], self._found.places[number]) for number in want)
+        files = (
+            (number, self._entries[number], self._found.file_places[number]) for number in want
+        )
         return wire.joined(encoded_files(files, on_bytes, remote_digests))
 
     def _send(

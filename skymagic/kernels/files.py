@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from skymagic.data.store.store import NodeStore
-from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, listing
+from skymagic.files.transfer.listing import FOLDER, Listing, absolute, entries_of, listing
 from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.kernels.fork import take_streams
@@ -79,9 +79,9 @@ class TransferServer:
                 self._listing = listing(
                     request.path, self._root, self._cancelled, follow=request.follow
                 )
-                return wire.ListReply(self._listing.plain())
+                return self._listing.reply()
             case wire.Hash():
-                paths = [self._listing.places[number] for number in request.numbers]
+                paths = [self._listing.file_places[number] for number in request.numbers]
                 return wire.HashReply(listed_digests(paths, self._cancelled))
             case wire.Compare():
                 return self._compare(request)
@@ -112,11 +112,10 @@ class TransferServer:
         return wire.StatReply(full, kind)
 
     def _compare(self, request: wire.Compare) -> wire.CompareReply:
-        entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
+        entries = entries_of(request.columns)
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
-        tops = [Top(**top) for top in request.tops]
         compare = self._receiver.comparison.compare
-        return compare(request.origin, tops, self._cancelled, contents=request.contents)
+        return compare(request.origin, request.tops, self._cancelled, contents=request.contents)
 
     def _write(self, request: wire.Write) -> wire.WriteReply:
         receiver = self._receiver
@@ -148,7 +147,7 @@ class TransferServer:
 
     def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendFilesReply:
         selected = [
-            (number, self._listing.entries[number], self._listing.places[number])
+            (number, self._listing.entries[number], self._listing.file_places[number])
             for number in numbers
         ]
         for data in wire.joined(

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from skymagic.files.transfer.folders import Folders, LinkInTheWay
-from skymagic.files.transfer.listing import FILE, FOLDER, Entry, Top, error_text, unsafe
+from skymagic.files.transfer.listing import FILE, FOLDER, Entry, error_text, unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces
-from skymagic.wire.files import CompareReply
+from skymagic.wire.files import CompareReply, Top
 from skymagic.wire.processes import boot_id
 
 
