@@ -20,7 +20,7 @@ AT_MOST = {
     "names": 0.55,
     "long": 0,
     "fmt": 0,
-    "untyped": 99,
+    "untyped": 41,
     "definitions": 54,
 }
 AT_LEAST = {

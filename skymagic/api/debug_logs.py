@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from skymagic.api.logs import LogsRequest, grep_pattern
 from skymagic.cluster import Node
@@ -65,7 +64,7 @@ def from_outside(request: LogsRequest) -> list[str]:
         return _lines(request, record.name, record.job_id, nodes, here=False)
 
 
-def plain(lines: Sequence[str]) -> dict[str, Any]:
+def plain(lines: Sequence[str]) -> dict[str, object]:
     """Return entries as plain values, for programs."""
     return {"entries": list(lines)}
 

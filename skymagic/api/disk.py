@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from skymagic.bootstrap.running import (
     Disk,
@@ -118,7 +117,7 @@ def _words(items: Sequence[DiskItem]) -> str:
     )
 
 
-def plain(disks: Disks) -> dict[str, Any]:
+def plain(disks: Disks) -> dict[str, object]:
     """Return the items as plain values for programs; the fields are stable across versions."""
     return {
         "hosts": {

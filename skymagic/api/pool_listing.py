@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import time
-from typing import Any
 
 from skymagic import providers
 from skymagic.display.text import table
@@ -109,7 +108,7 @@ class PoolListing:
             lines.append(f"to end it: %sky_down {target}{self.location.options}")
         return "\n".join(lines)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the listing as plain values for programs; the fields are stable across versions.
 
         Times are seconds since 1970.

@@ -10,7 +10,7 @@ import json
 import pickle
 import sys
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,6 +22,7 @@ from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plugins.plugin import Cluster, Plugin
+from skymagic.wire.typed import JsonObject
 
 GROUP = "skymagic.plugins"
 
@@ -351,7 +352,7 @@ def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: C
     return image
 
 
-def packed_plugin(plugin: Plugin) -> dict[str, Any]:
+def packed_plugin(plugin: Plugin) -> JsonObject:
     """Serialize a plugin to values that JSON can hold, for `unpacked_plugin` on a rank.
 
     The values are its options, or the pickled plugin if it was built by hand.
@@ -376,7 +377,7 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 
 
-def unpacked_plugin(values: Mapping[str, Any]) -> Plugin:
+def unpacked_plugin(values: JsonObject) -> Plugin:
     """Restore a plugin from the values of `packed_plugin`."""
     if "pickle" in values:
         plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))

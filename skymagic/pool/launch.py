@@ -15,6 +15,7 @@ from typing import Any
 from skymagic import plugins, providers
 from skymagic.cluster import Node
 from skymagic.data.capture.loaded import imported_modules
+from skymagic.data.namespace import Namespace
 from skymagic.display import live, panel
 from skymagic.display.live import ask_yes_no
 from skymagic.display.panel import PoolView, StartStep
@@ -53,7 +54,7 @@ Tell = Callable[[str], None]
 
 def ensure(
     request: PoolRequest,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     defaults: Defaults,
     tell: Tell,
     *,
@@ -261,7 +262,7 @@ class Maker:
         tell: reports progress in a line.
     """
 
-    namespace: dict[str, Any]
+    namespace: Namespace
     defaults: Defaults
     tell: Tell
 
@@ -436,7 +437,7 @@ def confirm(plan: Plan) -> None:
 
 def attach(
     name: str,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     defaults: Defaults,
     tell: Callable[[str], None],
     *,
@@ -487,7 +488,7 @@ def attach(
 
 
 def _attached(
-    name: str, namespace: dict[str, Any], defaults: Defaults, take_over: bool
+    name: str, namespace: Namespace, defaults: Defaults, take_over: bool
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     own = [*registry.pools(), *registry.ended_pools()]

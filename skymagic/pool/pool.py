@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.cluster.telemetry import Meter
+from skymagic.data.namespace import Namespace
 from skymagic.display import live, panel
 from skymagic.display.panel import RankUse
 from skymagic.errors import PoolError
@@ -116,7 +117,7 @@ class Pool(SharedStatus):
         name: str,
         provider: Provider,
         survey: Survey,
-        namespace: dict[str, Any],
+        namespace: Namespace,
         defaults: Defaults,
         on_closed: Callable[[Pool], None],
         job_id: str = "",

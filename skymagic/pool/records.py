@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from skymagic.errors import PoolError
 from skymagic.wire import atomic
@@ -93,7 +92,7 @@ class PoolRecord:
     outlives: bool = True
     key: SavedKey | None = field(default=None, repr=False)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the record without its key, for programs."""
         return {name: value for name, value in vars(self).items() if name != "key"}
 

@@ -369,15 +369,19 @@ def _number(name: str, ranks: Mapping[int, array[float]]) -> Number:
     return Number(name, statistics.fmean(newest), min(newest), max(newest), history)
 
 
-def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
-    """Return a dict for each step of each rank, ordered by step and rank.
+Row = dict[str, float]
+"""Numbers of one step of one rank by the name of their column."""
+
+
+def records(runs: Sequence[Metrics]) -> list[Row]:
+    """Return a row for each step of each rank, ordered by step and rank.
 
     Its keys are ``step``, ``rank``, ``cell``, ``seconds``, and the names of the numbers. Numbers
-    that a rank has reported for one step in several calls share a dict; of the same name, the newer
+    that a rank has reported for one step in several calls share a row; of the same name, the newer
     value counts. If a rank's steps start again under the same names, in another epoch or another
     cell, the step count continues.
     """
-    rows_by_key: dict[tuple[float, int], dict[str, Any]] = {}
+    rows_by_key: dict[tuple[float, int], Row] = {}
     # (offset added to steps, the last step as reported)
     offsets: dict[Key, tuple[float, float]] = {}
     for run in runs:
@@ -431,8 +435,8 @@ class Column(list[float]):
         return list(self)
 
 
-class Table(list[dict[str, Any]]):
-    """Reported numbers without pandas: a list with a dict for each step of each rank.
+class Table(list[Row]):
+    """Reported numbers without pandas: a list with a row for each step of each rank.
 
     Columns are read as those of a DataFrame: ``table.loss`` or ``table["loss"]``, and
     ``table.columns`` names them.
@@ -467,7 +471,7 @@ class Table(list[dict[str, Any]]):
 INDEX = ["step", "rank"]
 
 
-def _column_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _column_names(rows: Sequence[Row]) -> list[str]:
     """Return the keys of all rows, in the order of their first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return list(names) or [*INDEX, "cell", "seconds"]

@@ -86,7 +86,7 @@ def _says(error: RankError, message: str) -> bool:
         return False
 
 
-def _type(name: str, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any:
+def _type(name: str, bases: tuple[type, ...], members: Mapping[str, object]) -> Any:
     # RankError's rendering and pickling override those of the exception
     methods = {name: vars(RankError)[name] for name in ("_render_traceback_", "__reduce__")}
     return types.new_class(

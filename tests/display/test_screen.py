@@ -16,11 +16,11 @@ notebook = borrowed("--ranks 2")
 
 def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
-        "from skymagic.display.live import show, together, write\n"
+        "from skymagic.display.live import DisplayData, show, together, write\n"
         "with together():\n"
         "    write('stderr', 'what follows may ')\n"
         "    with together(): write('stderr', 'have been shown before\\n')\n"
-        "    show({'data': {'text/plain': 'a display'}})\n"
+        "    show(DisplayData({'text/plain': 'a display'}))\n"
         "    write('stdout', 'after it\\n')\n"
         "write('stdout', 'apart\\n')"
     )

@@ -17,6 +17,7 @@ from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.errors import ErrorKind, Where
+from skymagic.wire.typed import JsonObject
 
 if TYPE_CHECKING:
     import boto3
@@ -121,7 +122,7 @@ class AwsClients:
                     raise
             time.sleep(SETTLE_PAUSE * self.deadline_factor)
 
-    def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, service: str, region: str, operation: str, **parameters: Any) -> JsonObject:
         """Make a call, and repeat it while AWS throttles it, fails internally, or does not answer.
 
         The call must be idempotent: reading, deleting, or creating with a client token.
@@ -162,7 +163,7 @@ class AwsClients:
 
     def _once(
         self, location: Where, service: str, operation: str, parameters: Mapping[str, object]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         from botocore import xform_name
 
         with _in_words(location):

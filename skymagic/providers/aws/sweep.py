@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from skymagic.errors import CloudError, PoolError
 from skymagic.plan.requests import CloudSettings
@@ -364,7 +364,7 @@ class RentedMachine:
         age = roughly(time.time() - self.launched)
         return self.id, self.type, self.gpus, self.zone, self.state, age
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the machine as plain values for programs."""
         return dict(vars(self))
 
