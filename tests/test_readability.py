@@ -17,11 +17,11 @@ VOCABULARY = ROOT / "docs" / "explanation" / "vocabulary.md"
 # Limits of the whole package. If a figure gets better, write its new value here; never loosen one.
 AT_MOST = {
     "docs": 1.93,
-    "names": 0.55,
+    "names": 0.20,
     "long": 0,
     "fmt": 0,
-    "untyped": 41,
-    "definitions": 54,
+    "untyped": 36,
+    "definitions": 5,
 }
 AT_LEAST = {
     "comments": 2.49,

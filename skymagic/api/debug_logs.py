@@ -38,7 +38,7 @@ def from_notebook(request: LogsRequest) -> list[str]:
         PoolError: the pool does not exist.
     """
     check(request)
-    if request.pool and not registry.known(request.pool):
+    if request.pool and not registry.is_registered(request.pool):
         return from_outside(request)
     pool = registry.pool_named(request.pool, ended=True)
     nodes = pool.agents.nodes if pool.resources.started else ()
@@ -54,10 +54,10 @@ def from_outside(request: LogsRequest) -> list[str]:
     name = request.pool or ""
     record = records.latest(name)
     if record is None:
-        kept = records.kept_log(name)
-        if kept is None:
+        log = records.kept_log(name)
+        if log is None:
             raise PoolError(f"no pool {name!r} was started from here", code="no-pool", names=[name])
-        return _lines(request, kept.name, kept.job_id, (), here=False)
+        return _lines(request, log.name, log.job_id, (), here=False)
     if record.provider == "local":
         return _lines(request, record.name, record.job_id, (), here=True)
     with launch.machines(keys.attachable(record.job_id)) as nodes:
@@ -73,13 +73,13 @@ def check(request: LogsRequest) -> None:
     """Raise RequestError with all mistakes of a request for debug logs."""
     mistakes = [
         f"--debug shows all processes of the pool: leave {option} out"
-        for option, given in (
+        for option, is_given in (
             ("-t", request.rank is not None),
             ("--run", request.run is not None),
             ("--cell", request.cell is not None),
             ("--follow", request.follow),
         )
-        if given
+        if is_given
     ]
     with collect_mistakes(mistakes):
         grep_pattern(request.grep)

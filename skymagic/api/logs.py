@@ -132,7 +132,7 @@ Readable = Pool | LogReader
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedLogs:
     """A request resolved against the ranks and runs of a pool.
 
     Attributes:
@@ -255,7 +255,7 @@ def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
     """Return the kept log of an ended pool that this process does not know, or None."""
     return (
         records.kept_log(request.pool)
-        if request.pool and not registry.known(request.pool)
+        if request.pool and not registry.is_registered(request.pool)
         else None
     )
 
@@ -282,7 +282,7 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], LogReade
     name = request.pool or ""
     kept_log = records.kept_log(name)
     if kept_log is not None and not any(
-        name in (record.name, record.job_id) for record in records.every()
+        name in (record.name, record.job_id) for record in records.readable_records()
     ):
         yield {0: kept_log.text}, None
         return
@@ -306,7 +306,7 @@ def live(pool: Readable, request: LogsRequest, write: Write) -> None:
 
 
 def _show_last(
-    pool: Readable, matching: Chosen, request: LogsRequest, write: Write
+    pool: Readable, matching: SelectedLogs, request: LogsRequest, write: Write
 ) -> dict[int, int]:
     """Write the requested last lines, and return their end by rank, in bytes."""
     ends = {}
@@ -316,14 +316,14 @@ def _show_last(
     return ends
 
 
-def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
+def _chosen_of(pool: Readable, request: LogsRequest) -> SelectedLogs:
     """Resolve the request against this pool. Raises RequestError with all mistakes."""
     return _chosen(
         request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks)
     )
 
 
-def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
+def _awaited(pool: Readable, request: LogsRequest) -> SelectedLogs:
     """Resolve the request once a cell that is on its way to the ranks has started."""
     ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
     while True:
@@ -337,7 +337,7 @@ def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
         telemetry.output_since(pool.agents, ranks[0], log_end, 1.0)
 
 
-def _last(agents: Agents, rank: int, matching: Chosen, lines: int) -> tuple[list[str], int]:
+def _last(agents: Agents, rank: int, matching: SelectedLogs, lines: int) -> tuple[list[str], int]:
     """Return the last lines of a rank, and their end in bytes."""
     if matching.runs is None and not matching.pattern.pattern:
         text, end = telemetry.last_lines(agents, rank, lines)
@@ -353,7 +353,7 @@ def _last(agents: Agents, rank: int, matching: Chosen, lines: int) -> tuple[list
     return list(last_lines), end
 
 
-def _follow(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
+def _follow(agents: Agents, matching: SelectedLogs, ends: dict[int, int], write: Write) -> None:
     while True:
         for rank in matching.ranks:
             text, ends[rank] = telemetry.output_since(
@@ -362,7 +362,7 @@ def _follow(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write
             write(_labelled(matching.matching(text.split("\n")[:-1]), matching.label(rank)))
 
 
-def _follow_run(agents: Agents, matching: Chosen, ends: dict[int, int], write: Write) -> None:
+def _follow_run(agents: Agents, matching: SelectedLogs, ends: dict[int, int], write: Write) -> None:
     """Follow the last of the selected runs until it has ended on all ranks."""
     assert matching.runs
     partial_lines = dict.fromkeys(matching.ranks, "")
@@ -404,10 +404,12 @@ def job_record(request: LogsRequest) -> PoolRecord | None:
     The job may have ended.
     """
     of_ranks = request.rank is not None or request.run is not None or request.cell is not None
-    if request.pool is None or of_ranks or registry.known(request.pool):
+    if request.pool is None or of_ranks or registry.is_registered(request.pool):
         return None
     matching = [
-        record for record in records.every() if request.pool in (record.name, record.job_id)
+        record
+        for record in records.readable_records()
+        if request.pool in (record.name, record.job_id)
     ]
     return matching[0] if len(matching) == 1 and matching[0].notebook else None
 
@@ -450,7 +452,7 @@ def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None
 
 def _lines_of(
     texts: Mapping[int, str], request: LogsRequest
-) -> tuple[Chosen, dict[int, list[str]]]:
+) -> tuple[SelectedLogs, dict[int, list[str]]]:
     """Return the resolved request, and the requested lines of kept texts by rank."""
     lines = {rank: text.removesuffix("\n").split("\n") for rank, text in texts.items()}
     headings = {
@@ -494,7 +496,7 @@ def _chosen(
     request: LogsRequest,
     available: Sequence[int],
     runs: Callable[[Sequence[int]], Mapping[int, int]],
-) -> Chosen:
+) -> SelectedLogs:
     """Resolve a request against the ranks of a pool; `runs` returns run → cell for given ranks.
 
     Raises RequestError with all mistakes.
@@ -525,7 +527,7 @@ def _chosen(
             mistakes.append(_no_run(request, cells_by_run))
     if mistakes:
         raise RequestError(mistakes)
-    return Chosen(ranks, selected_runs, pattern)
+    return SelectedLogs(ranks, selected_runs, pattern)
 
 
 def grep_pattern(grep: str | None) -> re.Pattern[str]:

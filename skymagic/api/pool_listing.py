@@ -160,7 +160,7 @@ def imported_record(name: str | None, login: str | None) -> Iterator[str]:
         return
     cluster = Slurm(login)
     try:
-        record = records.bring(*cluster.carried(job_id))
+        record = records.bring(*cluster.fetch_record(job_id))
         key = keys.read(job_id)
         plan = replace(key.plan, request=replace(key.plan.request, login=login))
         records.write(replace(record, key=replace(key, plan=plan).saved()))
@@ -168,4 +168,4 @@ def imported_record(name: str | None, login: str | None) -> Iterator[str]:
     except BaseException:
         records.remove(job_id)
         raise
-    cluster.carried(job_id, drop=True)
+    cluster.fetch_record(job_id, drop=True)

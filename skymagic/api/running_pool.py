@@ -209,7 +209,7 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: Namespace) -> None:
 
     Raises what the run raises.
     """
-    print_note(unfinished.words)
+    print_note(unfinished.text)
     spec = unfinished.spec
     limits = Limits(
         grace=pool.defaults.grace,

@@ -217,7 +217,7 @@ class OwnWheel:
         return Path(self.path).name
 
 
-def own_wheel(name: str, say: Callable[[str], None] = lambda words: None) -> OwnWheel:
+def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> OwnWheel:
     """Return the wheel of a distribution that was installed from a folder, a repository or a file.
 
     The wheel is made unless the cache has it.
@@ -304,10 +304,10 @@ def _is_intact(folder: Path) -> Path | None:
 
 
 def _remove_old(latest: Path) -> None:
-    others = [
+    old_folders = [
         path for path in latest.parent.iterdir() if path != latest and not path.name.startswith(".")
     ]
-    for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[
+    for old in sorted(old_folders, key=lambda path: path.stat().st_mtime, reverse=True)[
         KEPT_WHEELS - 1 :
     ]:
         shutil.rmtree(old, ignore_errors=True)

@@ -253,7 +253,7 @@ class DiskItem:
     contents: str = ""
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """Path below skymagic's folder."""
         return f"{self.kind}/{self.name}" if self.kind in ("env", "code") else self.kind
 
@@ -276,7 +276,7 @@ class Disk:
 
     def users(self, item: DiskItem) -> list[str]:
         """Return the names of the pools that use an item now."""
-        path = f"{self.folder}/{item.place}"
+        path = f"{self.folder}/{item.path}"
         return sorted({record.pool for record in self.running.records if path in record.uses})
 
 
@@ -331,7 +331,7 @@ def removable(disk: Disk, include_all: bool) -> list[DiskItem]:
 
 def clean_script(items: Sequence[DiskItem]) -> str:
     """Return POSIX sh that removes these items. `parse_clean` reads its output."""
-    calls = [f'drop "$folder"/{quote(item.place)} {quote(item.place)}' for item in items]
+    calls = [f'drop "$folder"/{quote(item.path)} {quote(item.path)}' for item in items]
     return "\n".join([TELL, _FOLDER, _CLEAN, *calls, "tell end", ""])
 
 

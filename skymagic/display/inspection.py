@@ -72,7 +72,7 @@ def _stack(stack: Stack | None) -> str:
         return ": between lines of the cell"
     rows = [(f"    {_where(frame)}", frame.code) for frame in shown(frames)]
     interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.native else ""
-    return f" {text.place(frames)}{interpreter_note}\n{text.table(rows)}"
+    return f" {text.position(frames)}{interpreter_note}\n{text.table(rows)}"
 
 
 def shown(frames: Sequence[StackFrame]) -> list[StackFrame]:
@@ -181,7 +181,7 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
     kinds = [type(value).__name__ for value in values]
     if len(ranks) <= MAX_ROWS:
         return [
-            (str(rank), kind, words(value))
+            (str(rank), kind, short_text(value))
             for rank, kind, value in zip(ranks, kinds, values, strict=True)
         ]
     return list(_folded(list(zip(ranks, kinds, values, strict=True))))
@@ -195,7 +195,7 @@ def _folded(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
         ranks_by_row[kind, _spread(list(of_kind.values()))] = list(of_kind)
     for rank, kind, value in rows:
         if type(value) not in (int, float):
-            ranks_by_row.setdefault((kind, words(value)), []).append(rank)
+            ranks_by_row.setdefault((kind, short_text(value)), []).append(rank)
     groups = list(ranks_by_row.items())
     for (kind, description), group_ranks in groups[:MAX_FOLDED_ROWS]:
         yield ranges(group_ranks), kind, description
@@ -216,7 +216,7 @@ def _spread(numbers: Sequence[float]) -> str:
     )
 
 
-def words(value: Any) -> str:
+def short_text(value: Any) -> str:
     """Return a value in a line: its shape, its size, or the value itself if it is short."""
     if type(value) in PLAIN and (text_form := _repr(value) or _beginning(value)):
         return text_form

@@ -80,7 +80,7 @@ class DataPlane:
         self.store.unpin(keys)
         self.store.drop(key for key in keys if not self.store.pinned(key))
 
-    def places(self, node: Node, key: str) -> list[str]:
+    def paths(self, node: Node, key: str) -> list[str]:
         """Return the paths where a value may be on a node."""
         name = self.store.name(key)
         return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
@@ -263,7 +263,7 @@ class Upload:
                 self._found.notes,
             )
 
-        return tuple(self._clients.each(write, PARTLY_COPIED))
+        return tuple(self._clients.run_on_all(write, PARTLY_COPIED))
 
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool
@@ -284,11 +284,11 @@ class Upload:
 
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
         if plane is None or not several or len(self._entries) < MANY_FILES:
-            return dict(self._clients.each(compare))
+            return dict(self._clients.run_on_all(compare))
         key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
         try:
             requests |= {node: plane.include(node, key, deflated=True) for node in bases}
-            return dict(self._clients.each(compare))
+            return dict(self._clients.run_on_all(compare))
         finally:
             plane.drop([key])
 

@@ -104,7 +104,8 @@ class ResultTables:
 def _short(values: list[Any]) -> bool:
     """Return True if a list of built-in values fits on a line."""
     plain = all(
-        type(value) in display.PLAIN and display.words(value) == repr(value) for value in values
+        type(value) in display.PLAIN and display.short_text(value) == repr(value)
+        for value in values
     )
     return plain and len(repr(values)) <= LINE_WIDTH
 

@@ -59,7 +59,7 @@ def with_bounds(request: PoolRequest) -> PoolRequest:
     if not defaults:
         return request
     # assumed limits must not count as stated by the user
-    return replace(request, **defaults, stated=request.given())  # type: ignore[arg-type]
+    return replace(request, **defaults, stated=request.stated_fields())  # type: ignore[arg-type]
 
 
 def plan_rented(request: PoolRequest, rental: Rental) -> Plan:

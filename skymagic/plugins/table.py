@@ -83,7 +83,7 @@ def factory(name: str) -> Factory:
         raise
     except Exception as problem:
         raise RequestError(
-            f"the plugin {name!r} cannot be loaded: {words(problem)}",
+            f"the plugin {name!r} cannot be loaded: {error_text(problem)}",
             code="plugin-broken",
             names=[name],
         ) from problem
@@ -144,7 +144,7 @@ def load(spec: PluginSpec) -> Plugin:
         raise
     except Exception as problem:
         raise RequestError(
-            f"the plugin {spec.name!r} cannot be made: {words(problem)}",
+            f"the plugin {spec.name!r} cannot be made: {error_text(problem)}",
             code="plugin-options",
             names=[spec.name],
         ) from problem
@@ -171,7 +171,7 @@ def options(name: str) -> tuple[str, ...]:
     )
 
 
-def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
+def resolve(requested: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """Load the plugins of a pool and those that they need, and sort them for their hooks.
 
     Raises:
@@ -180,11 +180,11 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """
     plugins: list[Plugin] = []
     mistakes: list[str] = []
-    for item in asked:
+    for item in requested:
         with collect_mistakes(mistakes):
             plugins.append(load(item) if isinstance(item, PluginSpec) else item)
-    requested = [plugin.name for plugin in plugins]
-    twice = [name for name in dict.fromkeys(requested) if requested.count(name) > 1]
+    names = [plugin.name for plugin in plugins]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     mistakes += [
         f"the plugin {name!r} is asked for twice: write it once, with all its options"
         for name in twice
@@ -192,7 +192,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     if mistakes:
         raise RequestError(mistakes)
     missing = dict.fromkeys(
-        name for plugin in plugins for name in plugin.needs if name not in requested
+        name for plugin in plugins for name in plugin.needs if name not in names
     )
     return order([*(load(PluginSpec(name)) for name in missing), *plugins])
 
@@ -265,7 +265,7 @@ def _find(name: str) -> Factory:
     raise RequestError(f"no plugin is called {name!r}{nearest}", code="no-plugin", names=[name])
 
 
-def words(problem: BaseException) -> str:
+def error_text(problem: BaseException) -> str:
     """Format an exception as its type and message."""
     return f"{type(problem).__name__}: {problem}"
 
@@ -338,7 +338,7 @@ def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: C
             ) from None
         except Exception as problem:
             raise RequestError(
-                f"the plugin {plugin.name!r} failed in transform: {words(problem)}",
+                f"the plugin {plugin.name!r} failed in transform: {error_text(problem)}",
                 code="plugin-broken",
                 names=[plugin.name],
             ) from problem
@@ -370,7 +370,7 @@ def packed_plugin(plugin: Plugin) -> JsonObject:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
         raise RequestError(
-            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}",
+            f"the plugin {plugin.name!r} cannot travel to the ranks: {error_text(problem)}",
             code="plugin-broken",
             names=[plugin.name],
         ) from problem

@@ -57,7 +57,7 @@ def pool_words(record: records.PoolRecord) -> str:
     """Describe a pool in a line, with the runs that its notebook had not shown to the end."""
     going = DisplayRecord(record.job_id).going()
     still = f"; {rank_words(going, 'run')} was still running when last shown" if going else ""
-    return records.words(record) + still
+    return records.record_text(record) + still
 
 
 def read(job_id: str) -> PoolKey:

@@ -158,7 +158,7 @@ def recorded_pools() -> Iterator[PoolRecord]:
     """Iterate over other notebooks' pools that this one could attach to, the newest first."""
     pools = [*registry.pools(), *registry.ended_pools()]
     own = {pool.job_id for pool in pools if not pool.taken_over}
-    for record in reversed(records.every()):
+    for record in reversed(records.readable_records()):
         if record.job_id in own:
             continue
         if record.provider not in RENTED and record.process == identity():
@@ -396,7 +396,7 @@ def with_imports(
     request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults
 ) -> PoolRequest:
     """Add the notebook's imported modules to a request for other machines."""
-    if request.here or defaults.packages != "sync":
+    if request.is_here or defaults.packages != "sync":
         return request
     return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
@@ -502,14 +502,14 @@ def _attached(
             code="pool-exists",
             names=[record.name],
         )
-    if registry.known(record.name):
+    if registry.is_registered(record.name):
         raise PoolError(
             f"this notebook already has a pool {record.name!r}: end that first (%sky_down "
             f"{record.name})",
             code="pool-exists",
             names=[record.name],
         )
-    if not (take_over or records.left(record)):
+    if not (take_over or records.is_left(record)):
         raise PoolError(
             f"{records.held_words(record)}: end that notebook, or take the pool away from it: "
             f"%sky_attach {name} --take-over",

@@ -203,7 +203,9 @@ def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:
 
 
 def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) -> str:
-    origin = next((rank for rank in bindings.known() if name in bindings.names(rank)), None)
+    origin = next(
+        (rank for rank in bindings.recorded_ranks() if name in bindings.names(rank)), None
+    )
     if origin is None:
         return ""
     common = frozenset.intersection(*map(bindings.names, ranks))
@@ -228,7 +230,8 @@ def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -
     for bundle in manifest.orders.bundles if replaced else ():
         for name in bundle.names:
             owner = next(
-                (rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None
+                (rank for rank in bindings.recorded_ranks() if bindings.has_rebound(rank, name)),
+                None,
             )
             receivers = [
                 rank for rank in replaced if bundle.ranks is not None and rank in bundle.ranks

@@ -275,7 +275,7 @@ class Packages:
             if node.install is None:
                 continue  # skymagic does not change it: one message lists everything that it lacks
             try:
-                wheel = own_wheel(name, lambda words: screen.status(f"[{words}]"))
+                wheel = own_wheel(name, lambda message: screen.status(f"[{message}]"))
             except NoWheel as problem:
                 raise PackagesError(
                     no_wheel(name, str(problem)), code="no-wheel", names=[name]
@@ -388,9 +388,9 @@ class Packages:
                     raise KeyboardInterrupt
 
             uploads.append(plane.put([_mapped(path)], progress))
-            return plane.places(node, uploads[-1])
+            return plane.paths(node, uploads[-1])
 
-        def one(node: Node, addition: Addition) -> None:
+        def install(node: Node, addition: Addition) -> None:
             assert node.install is not None
             if plane is not None:
                 addition = replace(addition, carry=partial(carry, plane, node))
@@ -400,7 +400,7 @@ class Packages:
         try:
             outcomes = run_all(
                 [
-                    partial(one, agents.nodes[index], addition)
+                    partial(install, agents.nodes[index], addition)
                     for index, addition in additions.items()
                 ]
             )

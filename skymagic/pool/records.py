@@ -173,7 +173,7 @@ def ended_with_kernel(name: str | None = None) -> str:
         The message, or "" without such a pool named `name`.
     """
     for record in _local():
-        if name in (None, record.name) and left(record):
+        if name in (None, record.name) and is_left(record):
             return (
                 f"pool {record.name!r} was on this machine and ended with its kernel; %sky_pool "
                 f"{record.name} … --detach starts one that outlives it"
@@ -184,15 +184,15 @@ def ended_with_kernel(name: str | None = None) -> str:
 def _local() -> list[PoolRecord]:
     """Return the records of pools of this folder that end with their notebook."""
     with contextlib.suppress(OSError):  # the folder was deleted
-        here = str(Path.cwd())
-        return [record for record in _readable() if not record.outlives and record.folder == here]
+        cwd = str(Path.cwd())
+        return [record for record in _readable() if not record.outlives and record.folder == cwd]
     return []
 
 
 def taken_words(record: PoolRecord) -> str:
     """Explain why a second pool of this name is not rented, and what to do."""
     return (
-        f"{words(record)}: end that notebook, take the pool away from it (%sky_attach "
+        f"{record_text(record)}: end that notebook, take the pool away from it (%sky_attach "
         f"{record.name} --take-over), "
         "or give the new one another name (%sky_pool NAME …)"
     )
@@ -201,7 +201,7 @@ def taken_words(record: PoolRecord) -> str:
 def left_words(record: PoolRecord) -> str:
     """Explain why a pool cannot have the name of one that its notebook has left, and what to do."""
     return (
-        f"{words(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
+        f"{record_text(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
         f"end it (%sky_down {record.job_id}{_hosts_option(record)}), or give the new one another "
         "name (%sky_pool NAME …)"
     )
@@ -214,13 +214,13 @@ def claim(record: PoolRecord) -> None:
         PoolError: a live notebook has a pool of this name to which other notebooks could attach.
     """
     with locked("rented"):
-        for other in every():
+        for other in readable_records():
             is_rival = (other.provider in RENTED) == (record.provider in RENTED)
             if (
                 is_rival
                 and other.name == record.name
                 and other.process != record.process
-                and not left(other)
+                and not is_left(other)
             ):
                 raise PoolError(taken_words(other), code="pool-held")
         write(record)
@@ -271,7 +271,7 @@ def of_job(job_id: str) -> PoolRecord | None:
     return None
 
 
-def every() -> list[PoolRecord]:
+def readable_records() -> list[PoolRecord]:
     """List the readable records of pools that outlive their notebooks, the oldest first.
 
     Damaged files are left alone. Records of pools on this machine that were left and have ended
@@ -281,11 +281,11 @@ def every() -> list[PoolRecord]:
     for record in [
         record
         for record in records
-        if record.provider == "local" and left(record) and not answers(f"{record.job_id}-0")
+        if record.provider == "local" and is_left(record) and not answers(f"{record.job_id}-0")
     ]:
         records.remove(record)
         remove(record.job_id)
-    return sorted(records, key=lambda one: one.started)
+    return sorted(records, key=lambda record: record.started)
 
 
 def latest(name: str) -> PoolRecord | None:
@@ -306,7 +306,7 @@ def _readable() -> list[PoolRecord]:
     return records
 
 
-def left(record: PoolRecord) -> bool:
+def is_left(record: PoolRecord) -> bool:
     """Return True if the notebook that has the pool is known to have ended.
 
     A notebook on another machine counts as alive, unless the record names no process.
@@ -319,11 +319,11 @@ def left(record: PoolRecord) -> bool:
 
 def named(name: str) -> PoolRecord:
     """Find a pool's record by name or job ID. Raises PoolError unless exactly one matches."""
-    matches = [record for record in every() if name in (record.name, record.job_id)]
+    matches = [record for record in readable_records() if name in (record.name, record.job_id)]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        listing = "\n".join(words(record) for record in matches)
+        listing = "\n".join(record_text(record) for record in matches)
         raise PoolError(
             f"several pools are called {name!r}; name one by its job id, as in %sky_attach "
             f"{matches[0].job_id}:\n{listing}",
@@ -332,7 +332,7 @@ def named(name: str) -> PoolRecord:
         )
     if message := ended_with_kernel(name):
         raise PoolError(message)
-    names = ", ".join(sorted({record.name for record in every()}))
+    names = ", ".join(sorted({record.name for record in readable_records()}))
     available = f"; available: {names}" if names else ""
     raise PoolError(
         f"no pool {name!r} was left from here{available}: %sky_status --hosts … shows what runs on "
@@ -346,17 +346,17 @@ def left_here(name: str | None) -> list[PoolRecord]:
     """List the pools left on this machine that have this name or job ID; all if it is None."""
     return [
         entry
-        for entry in every()
-        if name in (None, entry.name, entry.job_id) and entry.provider == "local" and left(entry)
+        for entry in readable_records()
+        if name in (None, entry.name, entry.job_id) and entry.provider == "local" and is_left(entry)
     ]
 
 
-def words(record: PoolRecord) -> str:
+def record_text(record: PoolRecord) -> str:
     """Describe a record in a line."""
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     owner = (
         "which has ended"
-        if left(record)
+        if is_left(record)
         else f"process {record.process.partition(' ')[0]} on {record.machine}"
     )
     return (
@@ -382,7 +382,7 @@ def holder(record: PoolRecord) -> str:
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:
     """Remind the user of pools whose notebooks have ended without ending the pools."""
-    return [_reminder(record) for record in records if left(record)]
+    return [_reminder(record) for record in records if is_left(record)]
 
 
 def _reminder(record: PoolRecord) -> str:
@@ -409,8 +409,8 @@ def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
     A pool is gone if its notebook has ended and all of its hosts, queried just now, run only
     `jobs`.
     """
-    for record in every():
-        if left(record) and set(record.hosts) <= set(hosts) and record.job_id not in jobs:
+    for record in readable_records():
+        if is_left(record) and set(record.hosts) <= set(hosts) and record.job_id not in jobs:
             remove(record.job_id)
 
 

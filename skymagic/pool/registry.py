@@ -62,7 +62,7 @@ def start_line(name: str | None = None) -> str:
     return f"%sky_pool {f'{name} ' if name else ''}--ranks 2 --plugin torch"
 
 
-def known(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Return True if a pool of this name is running, or has ended by itself."""
     return name in _pools
 

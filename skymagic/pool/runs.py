@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.display.text import places
+from skymagic.display.text import positions
 from skymagic.errors import PoolError, PoolStateError, ProvisionError, RunInterrupted
 from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.pool import messages
@@ -147,11 +147,11 @@ class PoolRuns:
 
         reservation = self._scheduler.request(spec.ranks)
         reservation.run, reservation.check = spec, check
-        reservation.on_wait = lambda others: _tell(
+        reservation.on_wait = lambda other_runs: _tell(
             spec,
             [
                 reservation_before.run
-                for reservation_before in others
+                for reservation_before in other_runs
                 if reservation_before.run is not None
             ],
         )
@@ -281,8 +281,8 @@ class PoolRuns:
         """
         progress = ShippingProgress(screen)
 
-        def note(said: str) -> None:
-            screen.note(f"[{said}]\n")
+        def note(text: str) -> None:
+            screen.note(f"[{text}]\n")
 
         with progress:
             return self._resources.shipper.prepare(
@@ -360,7 +360,7 @@ class PoolRuns:
                     changes.deleted,
                     completed=outcome.succeeded,
                 )
-            shipper.gone(number, changes.unlinked, changes.lost)
+            shipper.record_losses(number, changes.unlinked, changes.lost)
             if changes.reads is not None:
                 shipper.reads(number, changes.reads.digest, changes.reads.names)
         return report
@@ -430,7 +430,7 @@ class UnfinishedRun:
     seconds: float = 0.0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The run and its state: "[cell 11 on ranks 0, 1 is still running]"."""
         cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
         return f"[{cell} {'had ended' if self.over else 'is still running'}]"
@@ -470,7 +470,7 @@ class Attaching:
             dead = self._resources.attach(met_nodes, connect, key.port)
             agents = self._resources.agents
             answers = agents.ask(range(self._status.world_size), RECALL, RECALL_TIMEOUT)
-            kept = {rank: recalled or Recollection() for rank, recalled in answers.items()}
+            recollections = {rank: recalled or Recollection() for rank, recalled in answers.items()}
             if refusals := [
                 reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
             ]:
@@ -487,25 +487,25 @@ class Attaching:
                 raise ProvisionError(f"{problem}; {advice}") from problem
             raise
         self._status.move(PoolEvent.STARTED)
-        gone = {rank for index in agents.gone for rank in agents.ranks_of(index)}
+        lost_ranks = {rank for index in agents.gone for rank in agents.ranks_of(index)}
         for index, reason in sorted(agents.gone.items()):
             self._node_lost(index, reason)
         unfinished = [
             item
-            for item in unfinished_runs(kept)
+            for item in unfinished_runs(recollections)
             if not (item.over and self._status.shown.delivered(item.run, item.spec.ranks))
         ]
-        for text in interrupted_runs(kept, {item.run for item in unfinished}):
+        for text in interrupted_runs(recollections, {item.run for item in unfinished}):
             self._status.note(text)
         self._runs.numbers = itertools.count(
-            1 + max((recalled.run for recalled in kept.values()), default=0)
+            1 + max((recalled.run for recalled in recollections.values()), default=0)
         )
         self._recovery.generation = max(
-            (recalled.generation for recalled in kept.values()), default=0
+            (recalled.generation for recalled in recollections.values()), default=0
         )
         # these runs report their ranks' deaths themselves
         followed = {rank for item in unfinished for rank in item.spec.ranks}
-        if dead_ranks := sorted({*dead} - followed - gone):
+        if dead_ranks := sorted({*dead} - followed - lost_ranks):
             self._status.note(
                 f"{rank_words(dead_ranks)} had died; "
                 f"{verb_form(len(dead_ranks), 'it is', 'they are')} restarted without variables"
@@ -514,42 +514,46 @@ class Attaching:
         return unfinished
 
     def _head_lost(self) -> bool:
-        gone = self._resources.agents.gone if self._resources.started else {}
-        return 0 in gone and not any(REPLACED in reason for reason in gone.values())
+        reasons = self._resources.agents.gone if self._resources.started else {}
+        return 0 in reasons and not any(REPLACED in reason for reason in reasons.values())
 
 
-def unfinished_runs(kept: Mapping[int, Recollection]) -> list[UnfinishedRun]:
+def unfinished_runs(recollections: Mapping[int, Recollection]) -> list[UnfinishedRun]:
     """Return the last runs of these ranks, the oldest first; pure.
 
     Args:
-        kept: rank → what it remembers.
+        recollections: rank → what it remembers.
     """
     orders = {
-        recalled.run: recalled.order for recalled in kept.values() if recalled.order is not None
+        recalled.run: recalled.order
+        for recalled in recollections.values()
+        if recalled.order is not None
     }
     runs = []
     for run, order in sorted(orders.items()):
-        if any(kept[rank].run > run for rank in order.ranks if rank in kept):
+        if any(recollections[rank].run > run for rank in order.ranks if rank in recollections):
             continue  # one of its ranks has begun another run, so its user has seen its end
-        of_run = [recalled for recalled in kept.values() if recalled.run == run]
+        of_run = [recalled for recalled in recollections.values() if recalled.run == run]
         over = all(recalled.outcome is not None for recalled in of_run)
         seconds = max(recalled.seconds for recalled in of_run)
         runs.append(UnfinishedRun(run, _spec_of(order), over, seconds))
     return runs
 
 
-def interrupted_runs(kept: Mapping[int, Recollection], followed: Collection[int]) -> list[str]:
+def interrupted_runs(
+    recollections: Mapping[int, Recollection], followed: Collection[int]
+) -> list[str]:
     """Return a line for each of the ranks' last runs that was interrupted: cell, time, and place.
 
     Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
     Without this line, the next notebook would only notice that the cell's variables are missing.
 
     Args:
-        kept: as in `unfinished_runs`.
+        recollections: as in `unfinished_runs`.
         followed: runs that report their end themselves.
     """
     by_run: dict[int, dict[int, Recollection]] = {}
-    for rank, recalled in sorted(kept.items()):
+    for rank, recalled in sorted(recollections.items()):
         if recalled.outcome is not None and recalled.outcome.interrupted:
             by_run.setdefault(recalled.run, {})[rank] = recalled
     return [_interrupted(by_rank) for run, by_rank in sorted(by_run.items()) if run not in followed]
@@ -562,7 +566,7 @@ def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
     assert order is not None
     ended = time.strftime("%H:%M:%S", time.localtime(first.ended_at))
     step = f", after step {first.step:g}" if first.step is not None else ""
-    position = places(
+    position = positions(
         {
             rank: recalled.outcome.stopped_at
             for rank, recalled in by_rank.items()

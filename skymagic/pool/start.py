@@ -151,7 +151,7 @@ def after_refusal(step: Attach, kind: str, start: bool) -> StartPlan | None:
     Returns:
         None if nothing can be done, and the refusal is an error.
     """
-    if kind == "missing" and step.request.given():
+    if kind == "missing" and step.request.stated_fields():
         return _new(step.request, step.request.name or DEFAULT_NAME, start)
     return None
 
@@ -165,7 +165,7 @@ def step_text(step: StartPlan, plan: Plan) -> str:
             verb = "is started again with" if plan.remote else "gets"
             heading = f"pool {pool.name!r} {verb} {size_words(pool.plan, plan)}"
         case Attach(record, _):
-            heading = f"attaches to a pool that was left: {records.words(record)}"
+            heading = f"attaches to a pool that was left: {records.record_text(record)}"
         case Declare(name, _):
             heading = f"pool {name!r} is declared: its next cell starts it"
         case Refuse():
@@ -208,7 +208,7 @@ def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
     size = {"nodes", "hosts", *({"procs_per_node"} if is_ranks else ())}
     ranks = None if is_ranks else request.procs_per_node
     return replace(
-        request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.given() - size
+        request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.stated_fields() - size
     )
 
 
@@ -257,12 +257,12 @@ def _name_in_the_way(
 
     A pool that ends with its notebook claims no name.
     """
-    if request.here and not request.detached:
+    if request.is_here and not request.detached:
         return None
     for record in recorded:
         if record.name != name or record.provider in RENTED:
             continue
-        if not records.left(record):
+        if not records.is_left(record):
             return Refuse(request, (records.taken_words(record),), busy=True)
         if runs(record):
             return Refuse(request, (records.left_words(record),), busy=True)
@@ -274,7 +274,7 @@ def _of_recorded(
 ) -> Attach | Refuse | None:
     """Decide what a rented pool is to a request: a match, an obstacle, or nothing."""
     has_name = record.name == name
-    if not records.left(record):
+    if not records.is_left(record):
         return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
     try:
         plan = plan_of(record)

@@ -83,7 +83,7 @@ class ClusterNode(ABC):
 
     @property
     @abstractmethod
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Provider-specific location, see `ClusterAccess`."""
 
     @property
@@ -127,7 +127,7 @@ class ClusterNode(ABC):
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
         access = ClusterAccess(
-            **vars(node.access), location=self.where, channel_key=self.channel_key
+            **vars(node.access), location=self.location, channel_key=self.channel_key
         )
         return replace(
             node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
@@ -366,7 +366,7 @@ class ClusterSurvey(Survey):
         say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
         before = gang.machines[:]
         gang.machines[:] = call_concurrently(
-            lambda place: place.inspected(self.requirements, patience), nodes
+            lambda node: node.inspected(self.requirements, patience), nodes
         )
         call_concurrently(HostMachine.close, before)
         if gang.key is not None and (unverified := sorted(gang.key.unverified)):

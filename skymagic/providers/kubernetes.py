@@ -69,7 +69,7 @@ class PodPlace(ClusterNode):
     holder: bool
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Context, namespace, container, and "holder" if the pod has one."""
         return self.context, self.namespace, self.container, "holder" if self.holder else ""
 
@@ -245,9 +245,9 @@ class Kubernetes:
 
 def _listed(job: JsonObject, namespace: str) -> RemotePool:
     job_id = job["metadata"]["labels"][api.JOB]
-    where = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
+    location = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
     state, ends = api.job_words(job)
-    return RemotePool(job_id.rpartition("-")[0], job_id, where, state, ends=ends)
+    return RemotePool(job_id.rpartition("-")[0], job_id, location, state, ends=ends)
 
 
 # ------------------------------------------------------------------------------------ the request

@@ -340,7 +340,7 @@ class KubernetesCluster:
             return []
         return sorted(
             answer.get("items", []),
-            key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""),
+            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
         )
 
     def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:

@@ -511,8 +511,8 @@ def serve(control: socket.socket) -> None:
             [socket.socket(fileno=descriptor) for descriptor in descriptors],
         )
         # before the next request is read: a later "end" must find the pool that it ends
-        if request["do"] == "place":
-            request["placement_group"] = made(**request)
+        if request["do"] == "allocate":
+            request["placement_group"] = create_holders(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 
@@ -542,7 +542,7 @@ def alive_resources() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def made(
+def create_holders(
     do: str,
     job: str,
     bundles: Sequence[Mapping[str, float]],
@@ -584,7 +584,7 @@ def made(
         return problem
 
 
-def place(
+def allocate(
     _: object, job: str, bundles: Sequence[Mapping[str, float]], placement_group: Any, **_more: str
 ) -> Answers:
     """Yield what a pool waits for until its nodes are ready, then its nodes.
@@ -796,7 +796,7 @@ def feed(
 
 ANSWERS: Sequence[Callable[..., Answers]] = (
     nodes,
-    place,
+    allocate,
     introduce,
     hold,
     fate,

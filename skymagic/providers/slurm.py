@@ -124,7 +124,7 @@ class SlurmSurvey(ClusterSurvey):
                 **{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"}
             )
 
-    def given(self, job: SlurmJob, say: Say) -> list[Node]:
+    def set_up_nodes(self, job: SlurmJob, say: Say) -> list[Node]:
         """Set up the nodes of a running job and return them."""
         gang, login = self.gang, self.login
         assert gang.key is not None
@@ -196,7 +196,7 @@ class Slurm:
         gang.key.share()
         gang.number = gang.ask(survey.submit)
         job = wait_for(login.queue, gang.number, say)
-        nodes = survey.given(job, say)
+        nodes = survey.set_up_nodes(job, say)
         gang.ask(survey.succeed)
         return nodes
 
@@ -228,7 +228,7 @@ class Slurm:
         gang.number = number
         assert gang.key is not None
         gang.key.renew()
-        nodes = survey.given(successor, say)
+        nodes = survey.set_up_nodes(successor, say)
         survey.succeed()
         return dict(enumerate(nodes))
 
@@ -264,7 +264,9 @@ class Slurm:
                 f"Slurm does not answer: {slurm_jobs.error_message(answer)}", code="slurm-unreached"
             )
         # for a pool with a successor, list the job that runs
-        jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
+        jobs = sorted(
+            slurm_jobs.jobs_of(answer.stdout).items(), key=lambda entry: not entry[1].waits
+        )
         return RemotePools(
             tuple(
                 RemotePool(
@@ -291,7 +293,7 @@ class Slurm:
             ChannelKey(pool.job_id, login.run).drop()
         return ""
 
-    def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
+    def fetch_record(self, job_id: str, drop: bool = False) -> list[bytes]:
         """Return the record of a pool that a notebook on the login node created.
 
         Args:
@@ -466,7 +468,7 @@ def wait_for(
     while True:
         if stop.wait(delays[min(looks, len(delays) - 1)]):
             return SlurmJob("PENDING")
-        job = queue.now(number) if looks < FIRST_LOOKS else queue.look(number)
+        job = queue.now(number) if looks < FIRST_LOOKS else queue.last_seen(number)
         looks += 1
         if (job is None or job.state == "COMPLETING") and (job := queue.end(number)) is None:
             continue
@@ -500,7 +502,7 @@ class JobNode(ClusterNode):
         return self.key.secret
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Number of the job."""
         return (self.number,)
 

@@ -117,7 +117,9 @@ def reasons_over(telemetry: Told) -> list[str]:
     """Explain why a finished run was slow, based on all of it."""
     all_of_it = {rank: samples for rank, samples in telemetry.items() if samples}
     shares = {rank: _loading_share(Usage(0.0), samples[-1]) for rank, samples in all_of_it.items()}
-    peaks = {rank: max(samples, key=lambda one: one.memory) for rank, samples in all_of_it.items()}
+    peaks = {
+        rank: max(samples, key=lambda usage: usage.memory) for rank, samples in all_of_it.items()
+    }
     return [
         reason for reason in (_loading(shares, "spent", "spent"), _full(peaks, "was")) if reason
     ]
@@ -286,7 +288,13 @@ class Metrics:
             for (rank, _), series in self._series.items():
                 progress_lists.setdefault(rank, []).append(series.progress)
         return {
-            rank: max(loops, key=lambda one: (one.total is not None, one.left or 0.0))
+            rank: max(
+                loops,
+                key=lambda progress: (
+                    progress.total is not None,
+                    progress.remaining_seconds or 0.0,
+                ),
+            )
             for rank, loops in progress_lists.items()
         }
 
@@ -295,8 +303,8 @@ class Metrics:
         ranks = list(self.by_rank().values())
         with_share = [rank for rank in ranks if rank.share is not None]
         if with_share:
-            return min(with_share, key=lambda one: one.share or 0.0)
-        return min(ranks, key=lambda one: one.done, default=None)
+            return min(with_share, key=lambda progress: progress.share or 0.0)
+        return min(ranks, key=lambda progress: progress.done, default=None)
 
     def lagging(self, finished: Iterable[int] = ()) -> dict[int, int]:
         """Find ranks that are seconds behind the others: rank → steps behind their median."""

@@ -65,15 +65,15 @@ class DebugFile(logging.Handler):
             return
 
     def _line(self, record: logging.LogRecord) -> str:
-        first, *rest = record.getMessage().split("\n")
+        first, *more_lines = record.getMessage().split("\n")
         if record.exc_info:
-            rest += logging.Formatter().formatException(record.exc_info).split("\n")
+            more_lines += logging.Formatter().formatException(record.exc_info).split("\n")
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         when = f"{seconds}.{int(record.created % 1 * 1e6):06d}Z"
         text = " ".join([first, *(f"{name}={value}" for name, value in self.identifiers.items())])
         head = f"{when} {record.levelname} {record.name.removeprefix(_PREFIX)}: {text}"
         # indented, so that no text of an error can look like the beginning of an entry
-        return "\n    ".join([head, *rest]) + "\n"
+        return "\n    ".join([head, *more_lines]) + "\n"
 
     def _append(self, line: bytes) -> None:
         file = self._open()

@@ -50,5 +50,7 @@ def test_a_place_names_the_function_whose_line_it_gives(golden: Golden) -> None:
     forward = StackFrame("forward", 19, cell=3)
     conv2d = StackFrame("conv2d", 700, file="torch/nn/functional.py")
     golden(
-        text.places({0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]})
+        text.positions(
+            {0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}
+        )
     )

@@ -185,7 +185,7 @@ class ContentIndex:
             part.hash = digest([part.data])
             return True
         mark = data.mark
-        before, hash = self._devices.get(data.place, (None, ""))
+        before, hash = self._devices.get(data.span, (None, ""))
         if mark is not None and mark == before:
             part.hash = hash
         elif lazily:
@@ -193,7 +193,7 @@ class ContentIndex:
         elif self.store.remote:
             part.data = data.read()
             part.hash = digest([part.data])
-            self._devices[data.place] = (mark, part.hash)
+            self._devices[data.span] = (mark, part.hash)
         else:
             self.put(part)  # hashed while written; the next sweep removes it if it is not needed
         return True
@@ -224,7 +224,7 @@ class ContentIndex:
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         if isinstance(part.data, DeviceBytes):
-            self._devices[part.data.place] = (mark, key)
+            self._devices[part.data.span] = (mark, key)
         else:
             # Later parts with another sample need not be hashed to know that they are new.
             self._samples.add(_sample(part.data))
@@ -278,7 +278,7 @@ class ContentIndex:
             content: extent for content, extent in self._extents.items() if extent.key in stored
         }
         self._devices = {
-            place: entry for place, entry in self._devices.items() if entry[1] in self._extents
+            span: entry for span, entry in self._devices.items() if entry[1] in self._extents
         }
 
 

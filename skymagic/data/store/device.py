@@ -45,7 +45,7 @@ class DeviceBytes:
         return bytes(self.read())
 
     @property
-    def place(self) -> tuple[int, int]:
+    def span(self) -> tuple[int, int]:
         """Address and length."""
         return int(self.memory.data_ptr()), len(self)
 
@@ -81,7 +81,7 @@ class DeviceBytes:
         remainder = self.memory[square.numel() * 8 :].to(torch.int64)
         sums = torch.cat([square.sum(0), square.sum(1), remainder]).cpu()
         address = sums.data_ptr()
-        return *self.place, tuple(self.versions), ctypes.string_at(address, sums.numel() * 8)
+        return *self.span, tuple(self.versions), ctypes.string_at(address, sums.numel() * 8)
 
 
 class _StandIn(bytearray):

@@ -270,13 +270,13 @@ class Walk:
         if stat.S_ISDIR(state.st_mode):
             root = within.root if within else Root(path, identity(state))
             entry = Entry(name, FOLDER, mtime=state.st_mtime_ns, mode=_mode(state))
-            self._put(root.place(path), entry)
+            self._put(root.file_place(path), entry)
             self._folder(path, name, region, state, within)
         elif stat.S_ISREG(state.st_mode):
             if not os.access(path, os.R_OK):
                 self._found.problems.append(f"{path}: no permission to read it")
             try:
-                file_place = within.root.place(path) if within else FilePlace.of(path, state)
+                file_place = within.root.file_place(path) if within else FilePlace.of(path, state)
             except OSError as problem:
                 self._found.problems.append(error_text(path, problem))
             else:
@@ -324,7 +324,7 @@ class Walk:
         is_link = entry.is_symlink()
         try:
             if is_link and (target := self._inner_target(path, name, region)) is not None:
-                self._put(within.root.place(path), Entry(name, LINK, target=target))
+                self._put(within.root.file_place(path), Entry(name, LINK, target=target))
                 return
             # Race: a file that was not a link when the names were read may be one now.
             state = entry.stat(follow_symlinks=is_link)

@@ -426,13 +426,13 @@ class RentedPools:
         return self.regions or catalogue.used_regions(clients)
 
 
-def _pool(job: str, where: str, listed: Sequence[Instance]) -> RemotePool:
+def _pool(job: str, regions: str, listed: Sequence[Instance]) -> RemotePool:
     name, client, ends = (listed[0].tag(key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
     machines = tuple(map(RentedMachine.of, listed))
     return RemotePool(
         name,
         job,
-        where,
+        regions,
         client=client,
         started=min(machine.launched for machine in machines),
         ends=tags.seconds(ends),
