@@ -109,6 +109,8 @@ def write(record: PoolRecord) -> None:
 
 def packed(record: PoolRecord) -> bytes:
     """Return the content of a record's file."""
+    # JSON and not pickle: every notebook of this user reads all records, also those of other
+    # versions
     return json.dumps(asdict(record)).encode()
 
 
@@ -123,6 +125,8 @@ def save_key(job_id: str, key: SavedKey) -> None:
 def hand_over(record: PoolRecord) -> None:
     """Make this process the owner in a pool's record, keeping the key that was saved last."""
     with locked("records"):
+        # Read again: the previous owner may have saved another key since `record` was read, for
+        # example because a machine was replaced.
         write(_taken(of_job(record.job_id) or record))
 
 
@@ -139,8 +143,11 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             atomic.private_folder(folder())
+            # The file is never removed: a process that waits for the old file and one that creates
+            # the new file would both get the lock. A process that dies releases it.
             file = os.open(folder() / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, file)
+            # without waiting at first, so that the user is told only if there is a wait
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -213,8 +220,12 @@ def claim(record: PoolRecord) -> None:
     Raises:
         PoolError: a live notebook has a pool of this name to which other notebooks could attach.
     """
+    # The check and the write are one step for other notebooks: two that start a pool of the same
+    # name at once would otherwise rent two sets of machines.
     with locked("rented"):
         for other in readable_records():
+            # names of rented pools and of pools on the user's own machines are independent, as in
+            # `pool.start`
             is_rival = (other.provider in RENTED) == (record.provider in RENTED)
             if (
                 is_rival
@@ -233,6 +244,7 @@ def _taken(record: PoolRecord) -> PoolRecord:
         process=identity(),
         folder=str(Path.cwd()),
         held=time.time(),
+        # a job keeps the name of the notebook that it executes; anybody else continues without it
         notebook=record.notebook if NOTEBOOK_JOB in os.environ else "",
     )
 
@@ -244,6 +256,8 @@ def bring(text: bytes, state: bytes) -> PoolRecord:
         state: state of that notebook, "alive" or "gone".
     """
     record = _read(text.decode())
+    # Only the other machine can tell whether its process lives. Without a process, the record
+    # counts as left; with one of another machine, as held.
     if state == b"gone":
         record = replace(record, machine=socket.gethostname(), process="")
     write(record)
@@ -278,6 +292,8 @@ def readable_records() -> list[PoolRecord]:
     since are removed.
     """
     records = [record for record in _readable() if record.outlives]
+    # Only for pools of this machine, whose daemons listen on a socket here: to ask other hosts
+    # would delay each listing by a login.
     for record in [
         record
         for record in records
@@ -301,6 +317,7 @@ def _readable() -> list[PoolRecord]:
     records = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.json"):
+            # damaged, of another version, or removed by another notebook since the listing
             with contextlib.suppress(*UNREADABLE):
                 records.append(_read(path.read_text()))
     return records
@@ -311,8 +328,10 @@ def is_left(record: PoolRecord) -> bool:
 
     A notebook on another machine counts as alive, unless the record names no process.
     """
+    # a home folder may be shared by machines, and a process ID means nothing on another one
     if record.machine != socket.gethostname():
         return not record.process
+    # The identity includes the time of the process's start, because its ID may be in use again.
     pid, _, _ = record.process.partition(" ")
     return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
 
@@ -423,6 +442,8 @@ def private(job_id: str) -> PoolRecord:
     """
     path = _path(job_id)
     with open(path, "rb") as file:
+        # of the open file, not of the path, which could lead to another file a moment later; the
+        # key in it is unpickled, so whoever can write it could run code here
         status = os.fstat(file.fileno())
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise PoolError(
@@ -437,6 +458,7 @@ def private(job_id: str) -> PoolRecord:
 def _read(text: str) -> PoolRecord:
     """Parse a record, and ignore fields that another version has added."""
     values = json.loads(text)
+    # missing fields have defaults, so records of older versions are read too
     arguments = {
         name: values[name] for name in (item.name for item in fields(PoolRecord)) if name in values
     }
@@ -456,6 +478,7 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    # no permission: a process of another user, for example in a container with a shared home
     except OSError:
         return True
     return True
@@ -482,6 +505,7 @@ def keep_log(name: str, job_id: str, text: str) -> None:
     """
     if not text:
         return
+    # in the file itself: a copy or a backup of the folder changes the times of files
     heading = json.dumps({"name": name, "ended": time.time()})
     atomic.keep(
         atomic.state_folder("logs") / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace")
