@@ -83,6 +83,7 @@ def ensure(
     maker = Maker(namespace, defaults, tell)
     step = planned(request, resize=resize, start=start)
     logger.debug("request for a pool becomes: %s", type(step).__name__)
+    # At most two rounds: only an `Attach` is followed by another step, which is never an `Attach`.
     while True:
         try:
             pool, unfinished = maker.carry_out(step)
@@ -91,6 +92,7 @@ def ensure(
             if not isinstance(step, Attach):
                 raise
             # the record may be out of date: only the provider knows what is running
+            # (`_attached` wraps the provider's error)
             kind = next(
                 (
                     error.kind
@@ -157,6 +159,7 @@ def own_pools() -> list[Pool]:
 def recorded_pools() -> Iterator[PoolRecord]:
     """Iterate over other notebooks' pools that this one could attach to, the newest first."""
     pools = [*registry.pools(), *registry.ended_pools()]
+    # a pool that another notebook took from this one can be taken back
     own = {pool.job_id for pool in pools if not pool.taken_over}
     for record in reversed(records.readable_records()):
         if record.job_id in own:
@@ -173,6 +176,7 @@ def still_runs(record: PoolRecord) -> bool:
     name forever.
     """
     try:
+        # the daemon of the head, on this machine: there is no need to log in anywhere
         if record.provider == "local":
             return answers(f"{record.job_id}-0")
         pools = providers.find_pools(location_of(record)).pools
@@ -223,6 +227,7 @@ def plan_of(
 ) -> Plan:
     """Plan a new pool and start nothing. Raises RequestError with all mistakes of the request."""
     _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
+    # the plan is a value that outlives the survey's connections to hosts
     survey.close()
     return survey.plan
 
@@ -242,6 +247,7 @@ def ready_pool(name: str | None, tell: Tell) -> Pool:
         RequestError: the user declined the price, or there was no user to ask.
     """
     pool = registry.pool_named(name, ended=True)
+    # not recreated under its name: it runs, and another notebook has it
     if pool.taken_over:
         pool.check_ended()
     if pool.plan.request.lazy and (pool.state is State.DECLARED or pool.ended is not None):
@@ -290,12 +296,15 @@ class Maker:
 
     def _make_new(self, name: str, request: PoolRequest) -> Pool:
         provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        # once the pool has started, the survey and its connections are the pool's
         with _closed_on_failure(survey):
             confirm(survey.plan)
             return self._started(self._pool(name, provider, survey))
 
     def _declare(self, name: str, request: PoolRequest) -> Pool:
         """Declare a pool without making anything of it; it replaces an ended pool of this name."""
+        # Surveyed now, so that mistakes and the price appear where the user has written them, and
+        # again when the pool is made: by then, hosts or prices may have changed.
         provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
         with contextlib.closing(survey):
             pool = self._pool(name, provider, survey)
@@ -336,6 +345,7 @@ class Maker:
             self.tell(
                 f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone"
             )
+            # before the new one: it may need the same hosts, GPUs or quota
             pool.close(how=messages.WAS_RECREATED)
             return self._started(
                 Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop)
@@ -353,6 +363,8 @@ class Maker:
         keep_record = (
             records.claim if provider in RENTED or pool.plan.outlives else records.note_local
         )
+        # Before anything is requested: if this process dies now, the next one finds the machines by
+        # the record, or learns from it that the pool is gone.
         if pool.plan.outlives or provider == "local":
             keep_record(
                 PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd()))
@@ -366,11 +378,14 @@ class Maker:
         with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.adopt(pool)
+            # Registered before its start: a process that exits meanwhile closes all registered
+            # pools, and so releases machines that were just acquired.
             try:
                 pool.start(say)
             except BaseException:
                 registry.drop(pool)
                 raise
+            # only a ready pool can be attached
             keep_key(pool)
             say(f"ready in {pool.start_seconds:.1f} s")
         if is_drawn:
@@ -413,6 +428,7 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     for warning in plugins.shadowing_packages(names, Path.cwd()) if names else ():
         tell(warning)
     provider = providers.serving(request)
+    # All mistakes at once: the user corrects the line once.
     try:
         survey = provider.plan(request, tell)
     except RequestError as error:
@@ -492,6 +508,7 @@ def _attached(
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     own = [*registry.pools(), *registry.ended_pools()]
+    # This notebook takes its pool back: what is left of the old connections goes first.
     taken = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
     if taken is not None and taken.job_id == record.job_id:
         taken.leave()
@@ -536,10 +553,12 @@ def _attached(
         records.hand_over(record)
         try:
             unfinished = pool.attach(nodes, key)
+        # the other notebook keeps the pool
         except BaseException:
             records.write(record)
             raise
     except (PoolError, ProvisionError) as problem:
+        # only if the cloud says so: after other errors the pool may still run
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(

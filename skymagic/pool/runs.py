@@ -84,22 +84,29 @@ class PoolRuns:
             PoolError: the pool was ended in the meantime.
             RunInterrupted: the run was stopped before it began.
         """
+        # checked here once more: another thread may have ended the pool since the cell was parsed
         if self._status.closed is not None:
             if self._status.ended is not None:
                 self._status.check_ended()
             raise self._status.missing()
         bindings = self._resources.shipper.bindings
+        # before the reservation: runs on other ranks must not queue up behind this wait, which
+        # takes as long as the provider needs for a machine
         if self._replacement.lost:
             self._replacement.wait(
                 spec.ranks, self._may_wait(stop), lambda text: screen.note(f"[{text}]\n")
             )
         with self._ends_with_pool(), self._reservation(spec, stop, screen):
+            # only now: while the run waited for its ranks, some of them may have died or been
+            # released
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
             with self.counted():
                 started = time.monotonic()
                 manifest = self._prepare(spec, screen, stop)
+                # the values are in the store: a notebook that runs a cell in the background may
+                # change its variables from here on
                 spec.taken()
                 ship_seconds = time.monotonic() - started
                 # The store's notes on where values went belong to the cell that sent the values.
@@ -138,6 +145,7 @@ class PoolRuns:
         """Queue the run for its ranks; stopping the run removes it from the queue."""
         may_wait, is_shown = self._may_wait(stop), False
 
+        # called again and again while the run waits, so that the note appears during a long wait
         def check() -> None:
             nonlocal is_shown
             may_wait()
@@ -176,6 +184,7 @@ class PoolRuns:
         """
         try:
             yield
+        # the user stopped the run, which is what they must read
         except RunInterrupted:
             raise
         except Exception as problem:
@@ -215,6 +224,7 @@ class PoolRuns:
     def _check_present(self, ranks: Sequence[int]) -> None:
         """Raise PoolStateError if the pool has released or lost some of these ranks."""
         status = self._status
+        # the pool was resized while the run waited, or between a call's definition and its run
         if max(ranks, default=0) >= status.world_size:
             raise PoolStateError(
                 f"pool {status.name!r} has {count(status.world_size, 'rank')} by now, and the cell "
@@ -246,6 +256,8 @@ class PoolRuns:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count a run for the duration of the block; the pool is "running" while there is any."""
+        # Runs on disjoint ranks overlap: the first one moves the pool to "running", the last one
+        # moves it back.
         with self._lock:
             if self._status.state is not State.RUNNING:
                 self._status.move(PoolEvent.RUN)
@@ -258,6 +270,7 @@ class PoolRuns:
                 self._running -= 1
                 if not self._running:
                     self._status.move(PoolEvent.DONE)
+                    # DONE leads to "ready", but a pool that goes on without a machine is degraded
                     if self._resources.agents.gone:
                         self._status.move(PoolEvent.DEGRADE)
 
@@ -268,6 +281,9 @@ class PoolRuns:
 
         Before that, the nodes get the packages that the run needs.
         """
+        # Which modules a cell needs is known only once its functions were found, and a package that
+        # was installed may need further ones. Each round settles the modules that it names, so it
+        # ends.
         while True:
             try:
                 return self._prepare_once(spec, screen, dry_run=dry_run)
@@ -321,6 +337,7 @@ class PoolRuns:
             head=spec.head,
             screen_limit=defaults.screen_limit,
         )
+        # a stop during the shipping; from `attach` on, the submission receives it
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks, order.run, self._metrics(spec))
@@ -350,8 +367,10 @@ class PoolRuns:
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
             outcome = rank.outcome
+            # a rank that died: its successor starts without values, and the recovery records that
             if outcome is None or (changes := outcome.changes) is None:
                 continue
+            # also if the cell failed: the values were bound before it began
             if outcome.bound:
                 shipper.bound(
                     manifest,
@@ -381,6 +400,7 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
 
     Raises PoolStateError for a run that must not wait.
     """
+    # one cell may start several runs, for example through joblib: they are no surprise to its user
     runs_before = {
         other.execution_count: other
         for other in before
@@ -391,6 +411,8 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
             "; ".join(_busy(number, other) for number, other in runs_before.items()),
             code="pool-busy",
         )
+    # A background cell returns to the notebook while it waits: its values are taken when its turn
+    # comes, and the next cells queue up behind it.
     spec.taken()
     for number, other in runs_before.items():
         remedy = (
@@ -461,6 +483,8 @@ class Attaching:
             ProvisionError: the head is gone, a node does not answer, or another notebook attaches
                 too.
         """
+        # The machines have agreed on these addresses when the pool started. They are not determined
+        # anew: the ranks' process groups use them.
         met_nodes = [
             replace(node, address=address, hostname=hostname)
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
@@ -469,12 +493,15 @@ class Attaching:
         try:
             dead = self._resources.attach(met_nodes, connect, key.port)
             agents = self._resources.agents
+            # A rank that does not answer counts as one that remembers nothing: it may be in native
+            # code, and is followed by its agent's messages.
             answers = agents.ask(range(self._status.world_size), RECALL, RECALL_TIMEOUT)
             recollections = {rank: recalled or Recollection() for rank, recalled in answers.items()}
             if refusals := [
                 reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
             ]:
                 raise ProvisionError(refusals[0])
+        # also an interrupt: the pool continues as if nobody had tried
         except BaseException as problem:
             self._resources.leave()
             self._status.move(PoolEvent.STOPPED)
@@ -497,6 +524,8 @@ class Attaching:
         ]
         for text in interrupted_runs(recollections, {item.run for item in unfinished}):
             self._status.note(text)
+        # Numbers are unique in the pool's life, because logs and displays are found by them. The
+        # same holds for generations: a process group of an earlier one must not be joined.
         self._runs.numbers = itertools.count(
             1 + max((recalled.run for recalled in recollections.values()), default=0)
         )
@@ -524,6 +553,7 @@ def unfinished_runs(recollections: Mapping[int, Recollection]) -> list[Unfinishe
     Args:
         recollections: rank → what it remembers.
     """
+    # all ranks of a run have the same order, so it does not matter whose is kept
     orders = {
         recalled.run: recalled.order
         for recalled in recollections.values()
@@ -563,6 +593,7 @@ def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
     """Describe an interrupted run, as its ranks remember it."""
     first = next(iter(by_rank.values()))
     order = first.order
+    # there is an outcome, so there was an order
     assert order is not None
     ended = time.strftime("%H:%M:%S", time.localtime(first.ended_at))
     step = f", after step {first.step:g}" if first.step is not None else ""
