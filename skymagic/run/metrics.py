@@ -216,6 +216,8 @@ class Series:
         before = self.rows[-self.width + STEP] if self.rows else math.inf
         self.rows.extend(rows)
         steps = rows[STEP :: self.width]
+        # Lower steps mean another epoch. Its rate starts anew: the pause between two epochs, for a
+        # validation, would make the estimate too low for a long time.
         if steps[0] < before or list(steps) != sorted(steps):  # a pass begins
             start = [i for i, step in enumerate(steps) if step < (steps[i - 1] if i else before)][
                 -1
@@ -235,6 +237,7 @@ class Series:
         """Progress in the current pass."""
         (start, done_then), (now, done) = self.points[0], self.points[-1]
         total = self.rows[-self.width + TOTAL]
+        # a clock that stands still, or a single batch so far: the rate is not known yet
         rate = (done - done_then) / (now - start) if now > start else 0.0
         return Progress(done, None if math.isnan(total) else max(total, done), rate)
 
@@ -274,6 +277,7 @@ class Metrics:
                 if names == USAGE:
                     self._usage.setdefault(rank, deque(maxlen=USAGE_SAMPLES)).extend(_usages(rows))
                     continue
+                # not `setdefault` alone, which would make a Series for each batch
                 series = self._series.get((rank, names)) or self._series.setdefault(
                     (rank, names), Series(names)
                 )
@@ -315,6 +319,7 @@ class Metrics:
             return {}
         steps_behind = {}
         for rank, progress in running.items():
+            # ranks with another total have other work, as in a pipeline or without `drop_last`
             peers = [
                 other
                 for number, other in running.items()
@@ -323,6 +328,8 @@ class Metrics:
             if peers:
                 behind = statistics.median(other.done for other in peers) - progress.done
                 rate = statistics.median(other.rate for other in peers)
+                # In steps and in seconds: batches arrive twice a second, so a fast loop looks many
+                # steps behind at any moment, and a slow one some seconds.
                 if behind >= LAG_STEPS and behind >= rate * LAG_SECONDS and rate > 0:
                     steps_behind[rank] = round(behind)
         return steps_behind
@@ -397,7 +404,8 @@ def records(runs: Sequence[Metrics]) -> list[Row]:
             offset, last = offsets.get((rank, names), (0.0, -math.inf))
             for start in range(0, len(rows), FIXED + len(names)):
                 seconds, step = rows[start + SECONDS], rows[start + STEP]
-                # a lower step starts another pass: continue the count after the last step
+                # A lower step starts another pass: continue the count after the last step, because
+                # (step, rank) is the index of the table.
                 if step < last:
                     offset += last + 1 - step
                 last = step
