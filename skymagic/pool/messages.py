@@ -54,11 +54,13 @@ def stopped_runs(runs: Sequence[RunSpec]) -> str:
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
     """Return a row for each rank: rank, node, host, process ID, state."""
+    # "degraded" is said of the pool: the ranks that it still has are ready
     pool_word = "ready" if state is State.DEGRADED else state.value
     table: list[tuple[object, ...]] = []
     for number, rank in sorted(agents.ranks.items()):
         word = "ended" if rank.exited else pool_word if rank.ready else "starting"
         index = agents.specs[number][0]
+        # the node's state outweighs the rank's, of which nothing new is known then
         word = "reclaimed" if index in agents.ending else word
         word = "gone" if index in agents.gone else "reconnecting" if index in agents.away else word
         table.append((number, topology.node_of(number), rank.hostname, rank.pid, word))
