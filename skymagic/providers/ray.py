@@ -45,7 +45,7 @@ from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.process import START_TIMEOUT, Channel
 from skymagic.ssh.programs import Programs
 from skymagic.ssh.sealed import SealedChannel, bootstrap
-from skymagic.wire import atomic, sealed, tls
+from skymagic.wire import atomic, debug_log, sealed, tls
 from skymagic.wire.threads import start_all
 from skymagic.wire.untrusted import sanitized_line
 
@@ -189,6 +189,7 @@ class RayLink:
                     )
                     return
                 except OSError:  # Ray is ending it
+                    logger.warning("Ray's process is ending: pid=%s", self._program.pid)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._program.wait(CONNECT_SECONDS)
             raise ProvisionError(
@@ -228,8 +229,15 @@ class RayLink:
         )
         try:
             with driver_end:
+                arguments = (str(driver_end.fileno()), self.address)
                 self._program = subprocess.Popen(
-                    [sys.executable, "-P", str(DRIVER), str(driver_end.fileno()), self.address],
+                    [
+                        sys.executable,
+                        "-P",
+                        str(DRIVER),
+                        *arguments,
+                        *debug_log.arguments_beside("ray"),
+                    ],
                     pass_fds=[driver_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -251,6 +259,7 @@ class RayLink:
             raise
         self._control.settimeout(None)
         self.address = greeting["address"]
+        logger.info("Ray's process runs: pid=%s address=%s", self._program.pid, self.address)
 
     def close(self) -> None:
         """Disconnect from the cluster. Twice is safe."""

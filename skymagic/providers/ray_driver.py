@@ -59,6 +59,9 @@ from ray.util import (
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+# the name that it has as a module: it runs as `__main__`, and the debug log has our loggers only
+logger = logging.getLogger("skymagic.providers.ray_driver")
+
 NAMESPACE = PREFIX = "skymagic"
 FORGOTTEN = 30.0
 """Idle time in seconds after which an unused node, or a shell that no client reads, is dropped."""
@@ -510,6 +513,7 @@ def serve(control: socket.socket) -> None:
             json.loads(data),
             [socket.socket(fileno=descriptor) for descriptor in descriptors],
         )
+        logger.debug("request: do=%s job=%s", request["do"], request.get("job", ""))
         # before the next request is read: a later "end" must find the pool that it ends
         if request["do"] == "allocate":
             request["placement_group"] = create_holders(**request)
@@ -528,6 +532,9 @@ def answer(request: Any, sockets: Sequence[socket.socket]) -> None:
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
         # includes Ray's own asserts: the caller would take silence for an answer
         except Exception as problem:
+            logger.warning(
+                "request failed: job=%s error=%s", request.get("job", ""), type(problem).__name__
+            )
             message = str(problem) if isinstance(problem, (RayError, ValueError)) else repr(problem)
             sockets[0].sendall(json.dumps({"error": message}).encode() + b"\n")
 
@@ -581,6 +588,7 @@ def create_holders(
             for index, bundle in enumerate(bundles)
         ]
     except (RayError, ValueError) as problem:
+        logger.warning("holders not created: job=%s error=%s", job, type(problem).__name__)
         return problem
 
 
@@ -600,8 +608,10 @@ def allocate(
             group.state != "CREATED"
             and (message := waits(group, bundles, alive_resources())) != last_message
         ):
+            logger.debug("placement group is %s: job=%s", group.state or "unknown", job)
             yield {"waits": (last_message := message)}
     ray.get(starting)
+    logger.info("holders run: job=%s nodes=%s", job, len(bundles))
     node_ids = placement_group_table(WAITING[job])["bundles_to_node_id"]
     nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
     nodes = [nodes_by_id[node_ids[index]] for index in range(len(bundles))]
@@ -654,7 +664,10 @@ def fate(_: object, job: str, index: int) -> Answers:
         try:
             ray.get(holder_of(job, index).__ray_ready__.remote(), timeout=POLL)
             reason = ""
-        except (ActorUnavailableError, GetTimeoutError):
+        except (ActorUnavailableError, GetTimeoutError) as problem:
+            logger.debug(
+                "node unclear: job=%s index=%s error=%s", job, index, type(problem).__name__
+            )
             time.sleep(0.2)
             reason = "" if time.monotonic() > deadline else None
         except RayActorError as problem:
@@ -692,6 +705,7 @@ def remove(job: str) -> list[str]:
     """
     name = f"{PREFIX}-{job}"
     names = [actor for actor in everything() if actor.startswith(name)]
+    logger.info("pool is removed: job=%s actors=%s", job, len(names))
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
     for actor in names:
@@ -818,20 +832,42 @@ def connect(address: str) -> None:
     try:
         init()
     except ConnectionAbortedError:  # after 40 s
+        logger.warning("connection to Ray aborted, another attempt")
+        init()
         init()
 
 
-def main(descriptor: str, address: str) -> None:
-    """Connect to Ray, tell the notebook, and serve it."""
+def start_log(arguments: Sequence[str]) -> None:
+    """Write the debug log that the notebook requests.
+
+    Only this process on the notebook's machine does, and there skymagic is installed.
+    """
+    if arguments:
+        with contextlib.suppress(ImportError):
+            from skymagic.wire import debug_log
+
+            debug_log.start(arguments)
+
+
+def main(descriptor: str, address: str, *log: str) -> None:
+    """Connect to Ray, tell the notebook, and serve it.
+
+    Args:
+        log: arguments for the debug log (`wire.debug_log.start`).
+    """
+    start_log(log)
     control = socket.socket(fileno=int(descriptor))
     try:
         connect(address)
     except Exception as problem:
+        logger.warning("not connected to Ray: error=%s", type(problem).__name__)
         control.send(json.dumps({"error": str(problem)}).encode())
         return
     connected = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    logger.info("connected to Ray: address=%s", connected)
     control.send(json.dumps({"address": connected}).encode())
     serve(control)
+    logger.info("notebook is gone: waiting_pools=%s", len(WAITING))
     for job in WAITING:  # the notebook was killed
         remove(job)
 

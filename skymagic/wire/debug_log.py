@@ -180,11 +180,25 @@ def arguments(folder: str, process: str, pool: str, node: int) -> tuple[str, ...
     return f"{folder}/{file_name(node, process)}", _level, pool, str(node)
 
 
+def arguments_beside(process: str) -> tuple[str, ...]:
+    """Return the arguments that make a child of the notebook log in the same folder; see `start`.
+
+    Empty while this process writes no file.
+
+    Args:
+        process: name of the child.
+    """
+    if _file is None or not _level:
+        return ()
+    _, _, host_and_pid = _file.path.name.partition("-")
+    return str(_file.path.with_name(f"{process}-{host_and_pid}")), _level
+
+
 def start(arguments: Sequence[str]) -> None:
-    """Write the file that the `arguments` of another process describe, if there are any."""
-    if len(arguments) == 4:
-        path, level, pool, node = arguments
-        setup(Path(path), {"pool": pool, "node": node})
+    """Write the file that the arguments from another process describe, if there are any."""
+    if arguments:
+        path, level, *pool_and_node = arguments
+        setup(Path(path), dict(zip(("pool", "node"), pool_and_node, strict=False)))
         set_level(level)
 
 
