@@ -383,7 +383,7 @@ class RunRequest:
     """A request to run a cell.
 
     Attributes:
-        pool: its name from --pool; `given()` is empty if no option of a pool was used.
+        pool: its name from --pool; `stated_fields()` is empty if no option of a pool was used.
         output: variable that receives the values of the last expression, by rank.
         head: store only the first rank's value: rank 0's, unless `targets` excludes it.
         gather: names of variables to fetch.
