@@ -42,7 +42,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.state import Limits, RankRun, Report, RunSpec
 from skymagic.wire import processes
-from skymagic.wire.order import LAST_VALUE
+from skymagic.wire.order import LAST_VALUE, RunCell
 from skymagic.wire.processes import status_words
 from skymagic.wire.script import ScriptCause, ScriptOrder, ScriptResult
 
@@ -212,17 +212,20 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         without=pool_variables(pool),
         grace=pool.defaults.grace,
     )
-    return RunSpec(
-        source=SOURCE,
-        source_without_magics=SOURCE,
+    order = RunCell(
         ranks=ranks,
         value_ranks=ranks,
         visible_ranks=visible,
         execution_count=cell.execution_count,
-        extra={SCRIPT_VARIABLE: script},
-        waits=request.busy == "wait",
         job="script",
         output=request.output or "",
+    )
+    return RunSpec(
+        order,
+        SOURCE,
+        SOURCE,
+        extra={SCRIPT_VARIABLE: script},
+        waits=request.busy == "wait",
     )
 
 
@@ -310,9 +313,9 @@ def _carried_out(
     if view is None and limits.view_after < math.inf:
         actions = Actions(interrupt.stop_from_any_thread(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
-    screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
+    screen = NodeScreen([node_of(rank) for rank in spec.order.visible_ranks], node_of, view)
     with showing_end(
-        view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)
+        view, [spec.order.output] if spec.order.output else [], lambda end: by_node(end, node_of)
     ) as ending:
         # A script's processes are not ours to inspect, so do not report stalls, however long it is
         # silent.

@@ -232,21 +232,21 @@ class ShellRuns:
 
     def follow(self, pool: Pool, unfinished: UnfinishedRun) -> None:
         """Show the rest of a run that another notebook started, and store its results."""
-        spec, defaults = unfinished.spec, self._settings.defaults()
+        order, defaults = unfinished.spec.order, self._settings.defaults()
         print_note(unfinished.text)
         pool.defaults = defaults
         limits = Limits(
             grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
         )
-        if spec.job == "script":
-            self._ended(script.follow(pool, unfinished, limits), spec.output)
+        if order.job == "script":
+            self._ended(script.follow(pool, unfinished, limits), order.output)
             return
         values = broadcast.follow(pool, unfinished, limits)
         request = RunRequest(
             pool=request_for(pool.name),
-            output=spec.output or None,
-            gather=spec.gather,
-            head=spec.head,
+            output=order.output or None,
+            gather=order.gather,
+            head=order.head,
         )
         self._keep(values, request)
 

@@ -42,8 +42,9 @@ def stopped_runs(runs: Sequence[RunSpec]) -> str:
     """
     ranks: dict[str, set[int]] = {}
     for run in runs:
-        kind = "cell" if run.job == "cell" else f"the {run.job} of cell"
-        ranks.setdefault(f"{kind} {run.execution_count}", set()).update(run.ranks)
+        job, number = run.order.job, run.order.execution_count
+        kind = "cell" if job == "cell" else f"the {job} of cell"
+        ranks.setdefault(f"{kind} {number}", set()).update(run.ranks)
     phrases = [f"{name} on {rank_words(sorted(cell_ranks))}" for name, cell_ranks in ranks.items()]
     return (
         f"{' and '.join(phrases)} {verb_form(len(phrases), 'was', 'were')} stopped"

@@ -35,7 +35,7 @@ from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire import debug_log
-from skymagic.wire.order import Order, RunCell
+from skymagic.wire.order import Order
 from skymagic.wire.outcome import RECALL, Recollection
 from skymagic.wire.session.frames import REPLACED
 
@@ -305,11 +305,11 @@ class PoolRuns:
                 spec.source_without_magics,
                 spec.ranks,
                 push=spec.push,
-                gather=spec.gather,
+                gather=spec.order.gather,
                 no_push=spec.no_push,
                 fresh=spec.fresh,
                 extra=spec.extra,
-                compiler_flags=spec.compiler_flags,
+                compiler_flags=spec.order.compiler_flags,
                 dry_run=dry_run,
                 progress=progress,
                 warn=note,
@@ -320,22 +320,11 @@ class PoolRuns:
     def _carry_out(
         self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
-        defaults = self._status.defaults
-        order = RunCell(
+        order = replace(
+            spec.order,
             run=next(self.numbers),
             manifest=manifest.orders,
-            ranks=spec.ranks,
-            visible_ranks=spec.visible_ranks,
-            gather=spec.gather,
-            gather_ranks=spec.gather_ranks,
-            value_ranks=spec.value_ranks,
-            profile=spec.profile,
-            execution_count=spec.execution_count,
-            compiler_flags=spec.compiler_flags,
-            job=spec.job,
-            output=spec.output,
-            head=spec.head,
-            screen_limit=defaults.screen_limit,
+            screen_limit=self._status.defaults.screen_limit,
         )
         # a stop during the shipping; from `attach` on, the submission receives it
         if stop.sent:
@@ -347,9 +336,9 @@ class PoolRuns:
             "run begins: pool=%s run=%s cell=%s ranks=%s job=%s bytes=%s",
             self._status.name,
             order.run,
-            spec.execution_count,
-            list(spec.ranks),
-            spec.job,
+            order.execution_count,
+            list(order.ranks),
+            order.job,
             manifest.nbytes,
         )
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -389,7 +378,7 @@ class PoolRuns:
 
         The oldest metrics are dropped if there are too many numbers.
         """
-        metrics = Metrics(spec.execution_count)
+        metrics = Metrics(spec.order.execution_count)
         with self._lock:
             self.reported = [*newest_within(self.reported, MOST_NUMBERS), metrics]
         return metrics
@@ -402,9 +391,9 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
     """
     # one cell may start several runs, for example through joblib: they are no surprise to its user
     runs_before = {
-        other.execution_count: other
+        other.order.execution_count: other
         for other in before
-        if other.execution_count != spec.execution_count
+        if other.order.execution_count != spec.order.execution_count
     }
     if runs_before and not spec.waits:
         raise PoolStateError(
@@ -454,7 +443,7 @@ class UnfinishedRun:
     @property
     def text(self) -> str:
         """The run and its state: "[cell 11 on ranks 0, 1 is still running]"."""
-        cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
+        cell = f"cell {self.spec.order.execution_count} on {rank_words(self.spec.ranks)}"
         return f"[{cell} {'had ended' if self.over else 'is still running'}]"
 
 
@@ -566,7 +555,9 @@ def unfinished_runs(recollections: Mapping[int, Recollection]) -> list[Unfinishe
         of_run = [recalled for recalled in recollections.values() if recalled.run == run]
         over = all(recalled.outcome is not None for recalled in of_run)
         seconds = max(recalled.seconds for recalled in of_run)
-        runs.append(UnfinishedRun(run, _spec_of(order), over, seconds))
+        # Without the cell's text, which ranks do not remember, and without profiles, which belong
+        # to the folder of the notebook that has asked for them.
+        runs.append(UnfinishedRun(run, RunSpec(replace(order, profile=())), over, seconds))
     return runs
 
 
@@ -610,21 +601,4 @@ def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
     return (
         f"cell {order.execution_count} on {rank_words(list(by_rank))} was interrupted at "
         f"{ended}{step}{location}{unset}"
-    )
-
-
-def _spec_of(order: RunCell) -> RunSpec:
-    """Rebuild a run's spec from what a rank remembers; the cell's text is not part of it."""
-    return RunSpec(
-        source="",
-        source_without_magics="",
-        ranks=order.ranks,
-        visible_ranks=order.visible_ranks,
-        value_ranks=order.value_ranks,
-        gather=order.gather,
-        gather_ranks=order.gather_ranks,
-        execution_count=order.execution_count,
-        job=order.job,
-        output=order.output,
-        head=order.head,
     )
