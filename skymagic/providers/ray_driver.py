@@ -59,10 +59,10 @@ from ray.util import (
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-# the name that it has as a module: it runs as `__main__`, and the debug log has our loggers only
-logger = logging.getLogger("skymagic.providers.ray_driver")
-
 NAMESPACE = PREFIX = "skymagic"
+# below our own logger, whose entries the debug log has: this file runs as `__main__`
+logger = logging.getLogger(f"{PREFIX}.providers.{Path(__file__).stem}")
+
 FORGOTTEN = 30.0
 """Idle time in seconds after which an unused node, or a shell that no client reads, is dropped."""
 POLL, LOOK = 10.0, 2.0
