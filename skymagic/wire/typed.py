@@ -110,9 +110,9 @@ def _dataclass_reader(kind: Any) -> Reader:
 
 
 def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    if len(others) == 1:
-        inner = reader(others[0])
+    kinds_besides_none = [kind for kind in kinds if kind is not types.NoneType]
+    if len(kinds_besides_none) == 1:
+        inner = reader(kinds_besides_none[0])
         return lambda value: None if value is None else inner(value)
     accepted = tuple(get_origin(kind) or kind for kind in kinds)
 
@@ -128,7 +128,7 @@ def _row_reader(kinds: tuple[Any, ...]) -> Reader:
     readers = tuple(map(reader, kinds))
 
     def row(values: Any) -> Any:
-        return tuple(one(value) for one, value in zip(readers, values, strict=True))
+        return tuple(read_field(value) for read_field, value in zip(readers, values, strict=True))
 
     return row
 
