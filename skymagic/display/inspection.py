@@ -213,14 +213,15 @@ def _fold_rows(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
 
 
 def _spread(numbers: Sequence[float]) -> str:
-    known = [number for number in numbers if not math.isnan(number)]
-    if not known:
+    comparable = [number for number in numbers if not math.isnan(number)]
+    if not comparable:
         return "nan"
-    low, high = min(known), max(known)
+    low, high = min(comparable), max(comparable)
     spread = short(low)
     if low != high:
-        spread += f" … {short(high)}, mean {short(statistics.fmean(known))}"
-    return spread if len(known) == len(numbers) else f"{spread}; {len(numbers) - len(known)} × nan"
+        spread += f" … {short(high)}, mean {short(statistics.fmean(comparable))}"
+    nans = len(numbers) - len(comparable)
+    return f"{spread}; {nans} × nan" if nans else spread
 
 
 def short_description(value: Any) -> str:
