@@ -11,6 +11,7 @@ import pytest
 from skymagic.api.logs import lines_of_runs
 from skymagic.pool import records
 from tests.lab.notebook import Notebook, opened
+from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +128,9 @@ def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
         f"open({str(gate)!r}).read()\nprint('lf')"
     )
     with gate.open("w"):  # opens once the rank reads, and so has printed
-        assert notebook.run(f"%sky_logs --rank 0 --cell {cell}").lines == ["whole", "ha"]
-        following = notebook.start(f"%sky_logs --rank 0 --cell {cell} -f")
+        logs = f"%sky_logs --rank 0 --cell {cell}"
+        until(lambda: notebook.run(logs).lines == ["whole", "ha"])
+        following = notebook.start(f"{logs} -f")
         notebook.watch(following, lambda seen: "whole" in seen.lines)
     assert notebook.finish(following).lines == ["whole", "half"]
 
