@@ -669,7 +669,7 @@ def test_mistakes_of_line_and_body_come_together() -> None:
         parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"'
     )
     told = "\n".join(found)
-    for part in "('a', 'b')|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
+    for part in "got 2: 'a', 'b'|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
         "|"
     ):
         assert part in told, part

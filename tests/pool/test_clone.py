@@ -203,4 +203,4 @@ def test_as_python(notebook: Notebook) -> None:
         in notebook.fail("pool.clone(0, 'shared', source=0)").text
     )
     assert "there is no rank 5" in notebook.fail("pool.clone(5, 'shared', source=0)").text
-    assert "name at least one variable" in notebook.fail("pool.clone(1, [], source=0)").text
+    assert "one variable" in notebook.fail("pool.clone(1, [], source=0)").text

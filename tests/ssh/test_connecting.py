@@ -265,7 +265,7 @@ def test_a_host_that_takes_no_keys(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 1, options=options) as hosts:
         failure = failing(configured(hosts))
         assert failure.code == "host-other-login"
-        assert failure.reason.endswith("accepts no keys, but: password")
+        assert failure.reason.endswith("keys, but: password")
 
 
 # -------------------------------------------------------------------------------------------------- on the way
