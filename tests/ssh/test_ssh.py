@@ -181,7 +181,7 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> No
 
 
 def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: HostConnection) -> None:
-    with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
+    with pytest.raises(HostError, match="h1: the connection was lost while a script ran"):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
     hosts[0].power_cut()
 
@@ -243,7 +243,7 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
     assert not thread.is_alive()
     assert still_there(running) == []
     assert [failure.reason for failure in failures] == [
-        "the connection was closed while a step ran"
+        "the connection was closed while a script ran"
     ]
     assert not ours()
 
