@@ -152,8 +152,8 @@ MUTATIONS = (
     Mutation(
         "results in wrong order",
         "jobs/cell.py",
-        "[fetch(rank, LAST_VALUE) for rank in spec.value_ranks]",
-        "[fetch(rank, LAST_VALUE) for rank in reversed(spec.value_ranks)]",
+        "[fetch(rank, LAST_VALUE) for rank in order.value_ranks]",
+        "[fetch(rank, LAST_VALUE) for rank in reversed(order.value_ranks)]",
         "results are in rank order",
         (RESULTS,),
     ),
@@ -323,8 +323,8 @@ MUTATIONS = (
     Mutation(
         "script's text in argv",
         "kernels/script/script.py",
-        '"argv": [shell, path]',
-        '"argv": [shell, "-c", asked["text"]]',
+        "CommandLine((shell, path),",
+        'CommandLine((shell, "-c", order.text),',
         "other users cannot read a script",
         (SECRETS,),
     ),

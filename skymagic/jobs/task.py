@@ -29,7 +29,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.state import Limits, RunSpec
 from skymagic.runtime import generators
-from skymagic.wire.order import FUNCTION_NAME
+from skymagic.wire.order import FUNCTION_NAME, RunCell
 
 ARGUMENT_PREFIX = "_sky_arg_"
 
@@ -116,16 +116,14 @@ def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     prefix = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; the caller gets it
     source = f"{prefix}{FUNCTION_NAME}({', '.join(argument_texts)});  # {task.name}"
-    return RunSpec(
-        source=source,
-        source_without_magics=source,
+    order = RunCell(
         ranks=ranks,
         visible_ranks=ranks,
         value_ranks=ranks,
         execution_count=execution_count(),
-        extra=extra,
         job="call",
     )
+    return RunSpec(order, source, source, extra=extra)
 
 
 def parameters(task: Task) -> list[str]:

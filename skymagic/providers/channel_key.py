@@ -37,7 +37,9 @@ mkdir -p "{FOLDER}/$0" && chmod 700 "{FOLDER}" "{FOLDER}/$0" && cat >"{FOLDER}/$
 """Script that writes the key from its input, and removes keys that are more than a week old."""
 MARKS = f'ls "{FOLDER}/$0"'
 DROP = f'rm -rf "{FOLDER}/$0"'
-MARK_SEEN = f"""if [ -r "{FOLDER}/@JOB@/key" ]; then : >"{FOLDER}/@JOB@/seen-${{dir##*/}}"; fi 2>/dev/null
+MARK_SEEN = f"""if [ -r "{FOLDER}/@JOB@/key" ]; then
+    : >"{FOLDER}/@JOB@/seen-${{dir##*/}}"
+fi 2>/dev/null
 """
 """Part of the holder script, whose folder is `dir`."""
 

@@ -112,7 +112,7 @@ def test_a_pool_of_a_scheduler_has_its_state_and_its_end() -> None:
 
 
 def test_status_for_programs() -> None:
-    found = listing(pool(node(1, idle_timeout=100.0)), gpu1="no route to host").plain()
+    found: Any = listing(pool(node(1, idle_timeout=100.0)), gpu1="no route to host").plain()
     assert found["pools"][0].pop("started") == pytest.approx(time() - 10_800, abs=60)
     assert found == {
         "pools": [

@@ -21,9 +21,9 @@ from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
 from skymagic.files.changes import Copied, files_error, summary
 from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import FILE, LINK, Entry, unsafe
+from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, unsafe
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
+from skymagic.wire.files import EndOfFiles, FileStart, SendFilesReply, Top, encode
 from tests.lab.ending import cmdline
 from tests.lab.golden import Golden
 from tests.lab.nodes import node_of, start
@@ -517,17 +517,14 @@ def hostile(
     sent: Sequence[FileStart] | None = None,
 ) -> Files:
     """A node whose `out` holds these entries. Asked for files, it runs `swap`, and sends EVIL for each of `sent`: all files, unless given."""
-    top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
-    listing = {
-        "entries": [entry.plain() for entry in entries],
-        "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
-    }  # fmt: skip
+    top = Top("out", "folder", "/out", 1, 1)
+    listing = Listing(entries=[*entries], tops=[top], contents=contents, machine="elsewhere")
     if sent is None:
         numbers = [number for number, entry in enumerate(entries) if entry.kind == FILE]
         sent = [FileStart(number, 0, len(EVIL), True, len(EVIL)) for number in numbers]
     files = [encode(each, EVIL) for each in sent]
     lists, sends = (
-        encode(ListReply(listing)),
+        encode(listing.reply()),
         b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())]),
     )
     code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"

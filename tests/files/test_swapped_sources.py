@@ -46,7 +46,9 @@ def pipe(path: Path, _: Path) -> None:
 def sent(found: Listing) -> tuple[bytes, list[str]]:
     """All bytes that are sent of what is listed, and what was not."""
     files = [
-        (n, entry, found.places[n]) for n, entry in enumerate(found.entries) if entry.kind == "file"
+        (n, entry, found.file_places[n])
+        for n, entry in enumerate(found.entries)
+        if entry.kind == "file"
     ]
     frames: Iterator[bytes] = iter(list(encoded_files(files)))
     data, failed = b"", []
@@ -131,7 +133,7 @@ def test_no_descriptor_stays_open(home: Path) -> None:
     before = psutil.Process().num_fds()
     found = listing(str(home / "out"))
     sent(found)
-    half: Iterator[bytes] = encoded_files([(1, found.entries[1], found.places[1])])
+    half: Iterator[bytes] = encoded_files([(1, found.entries[1], found.file_places[1])])
     next(half)
     del half  # an interrupted copy
     assert psutil.Process().num_fds() == before

@@ -213,7 +213,7 @@ def test_a_run_that_is_told_to_stop_and_does_not_is_killed() -> None:
     runs = UnattendedRuns(lifetime, 86400.0, ranks.note, ranks.signal)
     for rank in (2, 3, 4):
         lifetime.begin(rank)
-    lifetime.left(100.0)
+    lifetime.notebook_left(100.0)
     lifetime.end(2, 200.0)
     assert runs.due == 86500.0
     runs.stop_if_due(86499.0)
@@ -238,10 +238,10 @@ def test_a_notebook_that_comes_back_in_time_keeps_its_run() -> None:
     lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 60.0), Told()
     runs = UnattendedRuns(lifetime, 60.0, ranks.note, ranks.signal)
     lifetime.begin(0)
-    lifetime.left(100.0)
+    lifetime.notebook_left(100.0)
     lifetime.returned()
     runs.stop_if_due(1000.0)
-    lifetime.left(2000.0)
+    lifetime.notebook_left(2000.0)
     runs.stop_if_due(2060.0)
     lifetime.returned()  # the rest is its own stop button's
     runs.stop_if_due(2060.0 + GRACE)

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from skymagic.kernels.script.root_cause import (
-    Cause,
     recorded_traceback,
     root_cause,
     tracebacks,
     without_frames,
     without_launcher,
 )
+from skymagic.wire.script import ScriptCause
 from tests.lab.golden import Golden
 
 BOX = """\
@@ -70,7 +70,7 @@ def mixed(*texts: str) -> str:
     return "\n".join(lines[i] for i in range(longest) for lines in columns if i < len(lines)) + "\n"
 
 
-def found(recorded: str, tail: str) -> Cause:
+def found(recorded: str, tail: str) -> ScriptCause:
     """The cause that is in there."""
     cause = root_cause(recorded, tail)
     assert cause is not None

@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.jobs.script import ScriptCause, ScriptEnd, script_error, too_many_nodes
+from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
 from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
+from skymagic.wire.script import ScriptCause
 from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.places import PLACES, pooled

@@ -85,7 +85,7 @@ def test_rented_machines_have_an_end_unless_the_user_wants_none(golden: Golden) 
 
 def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:
     made = plan_rented(REQUEST, RENTAL)
-    assert made.request.given() == REQUEST.given()
+    assert made.request.stated_fields() == REQUEST.stated_fields()
     assert fits(REQUEST, made) == []
 
 

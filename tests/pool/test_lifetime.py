@@ -56,14 +56,14 @@ def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest(golde
     lifetime = Lifetime(None, None, 0.0, away=60.0)
     lifetime.begin(0)
     lifetime.begin("run 7")
-    lifetime.left(10.0)
-    lifetime.left(15.0)
+    lifetime.notebook_left(10.0)
+    lifetime.notebook_left(15.0)
     assert lifetime.due is None, "a rank is at work"
     lifetime.end(0, 100.0)
     assert lifetime.due == 160.0, "a run elsewhere, which the notebook told of, keeps nobody"
     lifetime.returned()
     assert lifetime.due is None
-    lifetime.left(200.0)
+    lifetime.notebook_left(200.0)
     assert lifetime.due == 260.0
     assert lifetime.reason(259.9) == ""
     golden(lifetime.reason(260.0))
@@ -73,17 +73,17 @@ def test_a_cell_without_its_notebook_has_a_bound_of_its_own() -> None:
     lifetime = Lifetime(None, None, 0.0, 1800.0, 86_400.0)
     lifetime.begin(0)
     assert lifetime.runs_end is None  # the notebook is there
-    lifetime.left(100.0)
+    lifetime.notebook_left(100.0)
     assert lifetime.runs_end == 86_500.0
     assert lifetime.working == [0]
     lifetime.returned()
     assert lifetime.runs_end is None
-    lifetime.left(200.0)
+    lifetime.notebook_left(200.0)
     lifetime.end(0, 300.0)
     assert (lifetime.runs_end, lifetime.due) == (None, 2100.0)
     endless = Lifetime(None, None, 0.0, 1800.0)
     endless.begin(0)
-    endless.left(0.0)
+    endless.notebook_left(0.0)
     assert endless.runs_end is None
 
 

@@ -71,12 +71,12 @@ def test_written_read_and_removed(state: Path) -> None:
     one, two = record(started=2000.0), record("lab-00000002")
     records.write(one)
     records.write(two)
-    assert records.every() == [two, one]
+    assert records.readable_records() == [two, one]
     assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
     assert state.stat().st_mode & 0o777 == 0o700
     records.remove(one.job_id)
     records.remove(one.job_id)
-    assert records.every() == [two]
+    assert records.readable_records() == [two]
 
 
 def test_a_pool_that_ended_with_its_kernel_is_told_to_its_folder(
@@ -88,7 +88,7 @@ def test_a_pool_that_ended_with_its_kernel_is_told_to_its_folder(
         made = record(f"{name}-{number}", name=name, provider="local", folder=str(tmp_path))
         records.note_local(replace(made, process=gone))
     assert [path.name for path in state.glob("*.json")] == ["main-1.json"], "the last one alone"
-    assert records.every() == []
+    assert records.readable_records() == []
     assert records.ended_with_kernel("first") == ""
     assert records.ended_with_kernel().startswith("pool 'main' was on this machine and ended with")
     (tmp_path / "another").mkdir()
@@ -111,7 +111,7 @@ def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
         ["", "{", "[]", '{"name": "x"}', json.dumps({**values, "hosts": 3})]
     ):
         (state / f"damaged-{number}.json").write_text(text)
-    assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
+    assert [one.job_id for one in records.readable_records()] == ["lab-0a1b2c3d", "lab-00000002"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -133,7 +133,7 @@ def test_a_key_that_others_can_read_is_not_used(state: Path) -> None:
     (state / "lab-0a1b2c3d.json").chmod(0o640)
     with raises(PoolError, "key-exposed", match="chmod 600 it if nobody has changed it"):
         keys.read("lab-0a1b2c3d")
-    assert [one.name for one in records.every()] == ["lab"], "it is listed"
+    assert [one.name for one in records.readable_records()] == ["lab"], "it is listed"
 
 
 def test_a_record_without_a_key_is_refused(state: Path) -> None:
@@ -156,10 +156,10 @@ def test_a_key_is_saved_by_the_owner_alone(state: Path) -> None:
     assert key is not None
     records.write(record())
     records.save_key("lab-0a1b2c3d", key)
-    assert records.every() == [with_key()]
+    assert records.readable_records() == [with_key()]
     records.write(record(process="1 1 another"))
     records.save_key("lab-0a1b2c3d", key)
-    assert records.every() == [record(process="1 1 another")]
+    assert records.readable_records() == [record(process="1 1 another")]
     records.hand_over(record())
     assert records.own("lab-0a1b2c3d")
 
@@ -169,7 +169,7 @@ def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
     state.parent.write_text("not a folder")
     records.write(record())
     records.remove("lab-0a1b2c3d")
-    assert records.every() == []
+    assert records.readable_records() == []
 
 
 def test_only_pools_whose_notebook_is_gone_are_told() -> None:
@@ -199,11 +199,11 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
 def test_a_notebook_that_its_server_has_not_waited_for_is_gone() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         one = record(process=identity(process.pid))
-        assert not records.left(one)
+        assert not records.is_left(one)
         assert process.stdin is not None
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert records.left(one)
+        assert records.is_left(one)
 
 
 def test_a_clock_that_was_changed_changes_nothing() -> None:
@@ -211,9 +211,9 @@ def test_a_clock_that_was_changed_changes_nothing() -> None:
     later = record("lab-00000002", started=time.time() + 1e7)
     records.write(later)
     records.write(record())
-    assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
-    assert not records.left(later)
-    assert records.left(replace(later, process=of_the_dead()))
+    assert [one.job_id for one in records.readable_records()] == ["lab-0a1b2c3d", "lab-00000002"]
+    assert not records.is_left(later)
+    assert records.is_left(replace(later, process=of_the_dead()))
     assert roughly(-1e7) == "0s"
 
 
@@ -240,11 +240,11 @@ def test_two_notebooks_write_at_once_and_are_killed_amidst_it(state: Path) -> No
             writer.stdout.readline()
         seen = set[str]()
         while len(seen) < 20:
-            seen |= {host for one in records.every() for host in one.hosts[1:]}
+            seen |= {host for one in records.readable_records() for host in one.hosts[1:]}
         for writer in writers:
             writer.kill()
             writer.communicate()
-        assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d"]
+        assert [one.job_id for one in records.readable_records()] == ["lab-0a1b2c3d"]
     records.remove("lab-0a1b2c3d")
     assert list(state.iterdir()) == []
 
@@ -258,9 +258,9 @@ def test_what_its_hosts_do_not_run_is_forgotten() -> None:
     for one in (left, alive, elsewhere):
         records.write(one)
     records.forget(["gpu1", "gpu2"], ["lab-0a1b2c3d"])
-    assert len(records.every()) == 3  # it runs
+    assert len(records.readable_records()) == 3  # it runs
     records.forget(["gpu1", "gpu2"], [])
-    assert {one.job_id for one in records.every()} == {"lab-00000002", "lab-00000003"}
+    assert {one.job_id for one in records.readable_records()} == {"lab-00000002", "lab-00000003"}
 
 
 def test_of_two_notebooks_at_once_one_rents() -> None:

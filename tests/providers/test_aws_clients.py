@@ -17,7 +17,7 @@ from skymagic.errors import CloudError
 from skymagic.plan.requests import REGIONS
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.errors import ErrorKind, Where
+from skymagic.providers.aws.errors import CallSite, ErrorKind
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error
 from tests.lab.golden import Golden
@@ -128,7 +128,7 @@ def test_an_sso_session_that_is_over(golden: Golden, name: str) -> None:
     problem = errors.failed(
         tuple(each.__name__ for each in kind.__mro__),
         words,
-        Where("ec2:DescribeRegions", REGION, "work"),
+        CallSite("ec2:DescribeRegions", REGION, "work"),
     )
     assert problem.kind == "credentials"
     golden(str(problem))
@@ -219,7 +219,7 @@ def test_silence_of_the_network(name: str, words: str) -> None:
     kind = getattr(botocore.exceptions, name)
     text = str(kind(endpoint_url="https://ec2.us-east-1.amazonaws.com/"))
     problem = errors.failed(
-        tuple(each.__name__ for each in kind.__mro__), text, Where("ec2:DescribeRegions", REGION)
+        tuple(each.__name__ for each in kind.__mro__), text, CallSite("ec2:DescribeRegions", REGION)
     )
     assert problem.kind == "unreachable"
     assert words in str(problem)
@@ -345,7 +345,7 @@ DENIED = (
     ],
 )
 def test_refusals_in_words(code: str, message: str, kind: ErrorKind, words: list[str]) -> None:
-    problem = errors.refused(code, message, Where("ec2:RunInstances", REGION, "work"))
+    problem = errors.refused(code, message, CallSite("ec2:RunInstances", REGION, "work"))
     assert problem.kind == kind
     assert not [each for each in words if each not in str(problem)], str(problem)
     assert "4jqYxq0Xn" not in str(problem)

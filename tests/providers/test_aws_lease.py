@@ -528,8 +528,8 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(
     assert text.count("4 × A10G") == 2
     assert text.count("to end it: ") == 1, "not this notebook's own"
     assert "to end it: %sky_down two-2 --provider aws" in text
-    listed = pool_listing.listing(replace(request, name="two-2"), settings).plain()["pools"]
-    assert [each["job_id"] for each in listed] == ["two-2"]
+    named: Any = pool_listing.listing(replace(request, name="two-2"), settings).plain()
+    assert [pool["job_id"] for pool in named["pools"]] == ["two-2"]
 
     with pytest.raises(
         RequestError,

@@ -106,6 +106,17 @@ def test_a_pool_with_ray_data_and_ray_train_is_left_and_ended_from_another_kerne
     assert ray.left() == []
 
 
+def test_process_connected_to_ray_writes_a_debug_log(ray: Cluster, notebook: Notebook) -> None:
+    notebook.restart()  # the process that earlier tests have started writes none
+    notebook.run('%load_ext skymagic\n%config SkyMagic.log_level = "DEBUG"')
+    notebook.run(pool(ray, "--nodes 1"))
+    log = notebook.run('%sky_logs --debug --grep "ray_driver" -n 100').text
+    lines = [line for line in log.splitlines() if line.startswith("[ray] ")]
+    assert any("INFO providers.ray_driver: connected to Ray: address=" in line for line in lines)
+    assert any("INFO providers.ray_driver: holders run: job=lab-" in line for line in lines)
+    notebook.run('%config SkyMagic.log_level = ""')
+
+
 def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: Notebook) -> None:
     failure = notebook.fail(pool(ray, "--nodes 1 --gpu A100:2"))
     assert "has no A100" in failure.text

@@ -183,7 +183,7 @@ def offers_to_try(request: PoolRequest, market: Market) -> tuple[MachineOffer, .
 
 
 def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
-    name = "--max-price" if "max_price" in request.given() else "%config SkyMagic.max_price"
+    name = "--max-price" if "max_price" in request.stated_fields() else "%config SkyMagic.max_price"
     price = selection.per_hour(cheapest, nodes)
     machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (
         ", spot," if cheapest.spot else ""
