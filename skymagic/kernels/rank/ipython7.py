@@ -1,9 +1,10 @@
-"""Adapt IPython 7 (Google Colab has 7.34): frames in its tracebacks are headed as in IPython 8."""
+"""Adapt IPython 7 (Google Colab has 7.34): its tracebacks name cells as those of IPython 8 do."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -38,6 +39,29 @@ def head_frames(formatter: Any, cells: Mapping[str, int]) -> None:
         return f"{heading}\n{lines}"
 
     formatter.format_record = with_heading
+
+
+FILE = re.compile(r'File ((?:\x1b\[[\d;]*m)*)"([^"]+)"')
+"""Matches a file in Python's own form of a traceback, and its colour."""
+
+
+def name_cells_in_syntax_errors(formatter: Any, cells: Mapping[str, int]) -> None:
+    """Make IPython 7 write ``Cell In[5], line 2`` above the line that is no Python.
+
+    Args:
+        formatter: the shell's formatter of syntax errors.
+        cells: numbers of cells by file name.
+    """
+
+    def named(match: re.Match[str]) -> str:
+        colour, file = match.groups()
+        return f"{colour}Cell In[{cells[file]}]" if file in cells else match[0]
+
+    def naming(write_lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        return lambda *args: [FILE.sub(named, line) for line in write_lines(*args)]
+
+    formatter._format_list = naming(formatter._format_list)
+    formatter._format_exception_only = naming(formatter._format_exception_only)
 
 
 def _called(frame: FrameType, with_values: bool) -> str:
