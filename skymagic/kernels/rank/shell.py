@@ -176,10 +176,7 @@ class RankShell(ZMQInteractiveShell):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
         number_cells(self.compile)
-        if ipython7.IS_IPYTHON_7:
-            cells = numbers_by_file(self.compile)
-            ipython7.head_frames(self.InteractiveTB, cells)
-            ipython7.name_cells_in_syntax_errors(self.SyntaxTB, cells)
+        ipython7.adapt(self, numbers_by_file(self.compile))
         self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
         self._running_cells = 0  # greater than one while a cell runs another (%%capture, run_cell)
 
