@@ -28,7 +28,7 @@ def test_one_rank_is_restarted(pool: Notebook) -> None:
     before = seen(pool, PIDS)
     pool.run("%sky_restart -t 1")
     after = seen(pool, f"import os\n{PIDS}")
-    assert [pid in before for pid in after] == [True, False]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
     assert seen(pool, "globals().get('kept_14')") == [0, None]
 
 
