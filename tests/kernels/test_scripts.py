@@ -565,17 +565,6 @@ def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
     assert notebook.value("[end.stopped for end in ends]") == [True, True]
 
 
-def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: Path) -> None:
-    shown = started(
-        notebook,
-        f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait",
-        "-t 0",
-    )
-    notebook.interrupt()
-    assert notebook.finish(shown).error is not None
-    assert (tmp_path / "snapshot").read_text() == "saved\n"
-
-
 def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start(sh(TREE + "wait", "--timeout 2s -t 0")))
     assert shown.failure.ename == "RunTimeout"

@@ -362,38 +362,6 @@ def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that
 # ------------------------------------------------------------------------------------------ ends
 
 
-BUSY = """%%sky_broadcast --only all
-import signal, subprocess, time
-import torch, torch.distributed as dist
-child = subprocess.Popen(['sleep', '600'])
-print('busy', flush=True)
-if dist.get_rank():
-    dist.all_reduce(torch.ones(1))
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-time.sleep(600)"""
-"""Rank 0 is deaf, rank 1 waits for it in a collective, and each has a child."""
-
-
-CHILD = "import os, time\nchild = os.fork()\nif not child:\n    os.setsid()\n    time.sleep(100)\n    os._exit(0)"
-"""It holds the other end of the agent's pipe, which therefore does not close when the notebook's kernel is killed."""
-
-
-def test_nothing_is_left_of_a_notebook_that_is_killed(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", CHILD) as one:
-        left, child = folders(one), psutil.Process(one.value("child"))
-        shown = one.start(BUSY)
-        one.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
-        processes = [process for process in family(one) if process != child]
-        assert len(processes) >= 5
-        try:
-            os.kill(one.pid, signal.SIGKILL)
-            assert gone(processes) == []
-            assert [path for path in left if path.exists()] == []
-            assert child.is_running()
-        finally:
-            child.kill()
-
-
 def test_nothing_is_left_of_a_start_whose_notebook_is_killed(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         shown = one.start("%sky_pool --nodes 2 --plugin torch")

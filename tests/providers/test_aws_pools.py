@@ -111,16 +111,6 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
 
 
-def test_without_a_yes_nothing_is_rented(aws: tuple[Machines, Notebook]) -> None:
-    machines, notebook = aws
-    assert "add -y" in notebook.fail(POOL).text
-    plan = notebook.run(f"{POOL} --dry-run").text
-    assert "per hour" in plan or "price unknown" in plan
-    assert "without a cell" in plan
-    assert "RunInstances" not in {call.action for call in machines.cloud.calls}
-    assert lab.left() == {}
-
-
 def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Notebook]) -> None:
     machines, notebook = aws
     machines.wrong_key = (1,)
