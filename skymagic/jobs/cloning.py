@@ -136,7 +136,7 @@ def _check_lent(pool: Pool, lent: LentNames, source: int) -> None:
             f"{name} cannot travel from rank {source}: {reason}"
             for name, reason in lent.refused.items()
         ]
-        raise CaptureError("; ".join(reasons))
+        raise CaptureError("; ".join(reasons), rank=source, names=lent.refused)
 
 
 def _meet_again(pool: Pool) -> None:

@@ -173,7 +173,7 @@ class Collector:
             refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
-            raise CaptureError(message(refusals))
+            raise CaptureError(message(refusals), names=[refused.name for refused in refusals])
         return Needs(values, why)
 
     def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:
