@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_amid_a_wheel(home: Path, index: Path, uv: str) -> N
     with apart(home, 'mount -t tmpfs -o size=80m none "$HOME"') as host:
         host.env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
         facts = replace(without_pip(host, wanted, uv), disk_kb=None)
-        with raises(HostError, "setup-packages", r"\bdisk\b"):
+        with raises(HostError, "setup", r"\bdisk\b"):
             setup(host, wanted, print, facts)
         assert host.run("cd; ls .skymagic/incoming; ls .skymagic/env | grep -v lock").out == ""
         host.run("rm -rf ~/.cache")

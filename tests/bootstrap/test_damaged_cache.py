@@ -36,6 +36,6 @@ def test_a_damaged_cache(used_home: Path, uv: str) -> None:
         packages=("packaging>2",),
         commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",),
     )
-    with raises(HostError, "setup-packages", r"pip's cache .*`rm -r"):
+    with raises(HostError, "setup", r"pip's cache .*`rm -r"):
         setup(host, third, print, replace(facts, env="third"))
     assert not (used_home / ".skymagic/env/third").exists()

@@ -272,7 +272,7 @@ def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None
         assert str(Requirement(name + bounds)) in text
     assert "numpy>=2" in text
     assert f"run `{python} -m pip install " in text
-    with raises(HostError, "setup-python", "/no/python"):
+    with raises(HostError, "setup", "/no/python"):
         setup(ShellHost(home), requirements_of(Image(python="/no/python")), print)
     assert left_on(ShellHost(home)) == []
 

@@ -227,7 +227,7 @@ def test_ended_while_pending(cloud: EC2, case: Case) -> None:
 def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "RUNNING_SECONDS", 20.0)
     cloud.on("RunInstances", lab.state("pending"))
-    with raises(CloudError, "cloud-capacity", r"\b20 s\b.*pending"):
+    with raises(CloudError, "cloud-internal", r"\b20 s\b.*pending"):
         case.lease.acquire([A], 1)
 
 
@@ -578,7 +578,7 @@ def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(
     accesses = [
         RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances
     ]
-    with pytest.raises(CloudError, match="stopped; %sky_down train"):
+    with raises(CloudError, "cloud-stopped", "%sky_down train"):
         AWS().attach(plan, accesses)
     assert {one.state for one in lab.instances()} == {"stopped"}
 

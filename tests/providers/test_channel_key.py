@@ -76,7 +76,7 @@ def test_a_node_that_knows_the_key(key: ChannelKey, knows: str) -> None:
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é"])
 @pytest.mark.parametrize("knows", [sealed.SHARED, sealed.STORED, "something new"])
 def test_a_wrong_proof_is_refused(key: ChannelKey, knows: str, proof: str) -> None:
-    with raises(UntrustedHost, "channel-key", f"%sky_down {JOB}"):
+    with raises(UntrustedHost, "channel-untrusted", f"%sky_down {JOB}"):
         key.check("n1", {"knows": knows, "proof": proof}, SEEN)
 
 

@@ -127,7 +127,7 @@ def test_a_node_with_another_key_is_refused_at_once(slurm: Cluster, notebook: No
     instead_of_srun(
         slurm, notebook, 'for key in "$HOME"/.skymagic/channels/*/key; do echo no >"$key"; done'
     )
-    assert "%sky_down" in notebook.fail(POOL, "channel-key").text
+    assert "%sky_down" in notebook.fail(POOL, "channel-untrusted").text
     assert notebook.fields()["host"] == "n1"
     slurm.wait_empty()
 
@@ -138,7 +138,7 @@ def test_who_stands_in_for_a_node_that_has_the_key_is_refused(
 ) -> None:
     """He says that he knows nothing, as a node without the home folder would."""
     instead_of_srun(slurm, notebook, "HOME=/nowhere; export HOME")
-    notebook.fail(POOL, "channel-key")
+    notebook.fail(POOL, "channel-untrusted")
     assert notebook.fields()["host"] == "n1"
     slurm.wait_empty()
 

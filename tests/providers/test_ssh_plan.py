@@ -93,7 +93,7 @@ def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
             said = " ".join(notebook.fail(start, "hosts").text.split())
             assert notebook.fields()["names"] == ("h2", "h3")
             assert {*notebook.value("[f.code for f in __import__('sys').last_value.failures]")} == {
-                "setup-python"
+                "setup"
             }
             assert f"python{sys.version_info[0]}" in said
             assert re.search(r"\(127\.0\.0\.1\): install Python 3\.99\b", said)
