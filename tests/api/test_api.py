@@ -462,7 +462,7 @@ def test_accelerators() -> None:
 
 def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
     with (
-        raises(RequestError, "request", r"B300[\s\S]*--provider ssh"),
+        raises(RequestError, "request", "--provider ssh"),
         sky.Compute(accelerator="B300:8"),
     ):
         pass

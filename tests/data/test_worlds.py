@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -51,7 +52,7 @@ CASES = [(package, cell) for package, cells in OBJECTS.items() for cell in cells
 
 @pytest.mark.parametrize(("package", "cell"), CASES)
 def test_objects_that_know_the_world_are_refused(
-    golden: Golden, notebook: Notebook, package: str, cell: str
+    notebook: Notebook, package: str, cell: str
 ) -> None:
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -59,7 +60,7 @@ def test_objects_that_know_the_world_are_refused(
     error = notebook.fail("%%sky_broadcast\nprint(x)")
     assert error.ename == "CaptureError"
     [line] = [line for line in error.text.splitlines() if line.strip().startswith("x (")]
-    golden(line)
+    assert re.search(r": .*process 0 of 1; create it\b", line)
 
 
 NESTED = {

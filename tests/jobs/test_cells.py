@@ -149,7 +149,8 @@ def test_lines_of_errors_are_those_that_the_user_sees(notebook: Notebook, where:
 
 def test_syntax_error_names_the_line_that_the_user_sees(golden: Golden, notebook: Notebook) -> None:
     error = notebook.fail("%%sky_broadcast\na = 1\ndef f(:\n    pass", "cell-syntax")
-    golden(error.text)
+    assert "line 3 " in error.text
+    assert "def f(:" in error.text
 
 
 # ------------------------------------------------------------------------------------------ processes

@@ -83,10 +83,13 @@ class Golden:
             )
 
     def line(self, shown: str, *facts: str, hide: Sequence[str | Path] = ()) -> None:
-        """Compare the one line of a text that has all the facts: names, numbers, commands."""
+        """Compare the line of a text that has all the facts: names, numbers, commands.
+
+        A line that is repeated counts once. If several lines have them, all are compared.
+        """
         found = [line for line in shown.splitlines() if all(fact in line for fact in facts)]
-        assert len(found) == 1, f"{len(found)} lines have {facts}: {shown}"
-        self(found[0], hide=hide)
+        assert found, f"no line has {facts}: {shown}"
+        self([*dict.fromkeys(found)], hide=hide)
 
     @contextmanager
     def raises(

@@ -308,7 +308,7 @@ def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(
         assert f"{many} ranks on " in shown.stderr
         assert len(shown.stderr.splitlines()) == 1
     plan = notebook.run("%sky_pool --dry-run --ranks " + str(many))
-    assert re.search(r"^  asks .* 33 for each, .*\b-y\b", plan.stdout, re.MULTILINE)
+    assert re.search(r"^  asks .* 33 for each, .*add -y", plan.stdout, re.MULTILINE)
     assert "-y" not in notebook.run(f"%sky_pool --dry-run -y --ranks {many}").stdout
     assert "this machine need" in notebook.fail("%sky_pool -y --dry-run --ranks 1000000").text
     golden(notebook.run("%sky_status").stdout)

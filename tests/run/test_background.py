@@ -150,7 +150,7 @@ def test_a_cell_that_is_not_to_wait_is_refused(golden: Golden, notebook: Noteboo
     way = gate(notebook.folder)
     begin(notebook, f"open({str(way)!r}).read()", "-t 0")
     refused = notebook.fail("%%sky_broadcast --busy refuse\n1", "pool-busy")
-    golden(refused.evalue, hide=[r"\b\d\d+\b"])
+    golden(refused.evalue, hide=[r"\[\d+\]", r"\bcell \d+"])
     notebook.run("%%sky_broadcast --busy refuse -t 1 -o free\n'free'")
     notebook.run('%config SkyMagic.busy = "refuse"')
     notebook.fail("%%sky_broadcast --rank 0\n1", "pool-busy")

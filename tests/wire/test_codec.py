@@ -61,8 +61,8 @@ def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> N
         b'["Blob",{"name":"b","nbytes":"1"}]', b"\x80\x04\x95", b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(golden: Golden, line: bytes) -> None:
-    with golden.raises(ValueError):
+def test_what_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\bmessage\b"):
         CODEC.decode(line)
 
 
