@@ -87,7 +87,7 @@ class Golden:
 
         A line that is repeated counts once. If several lines have them, all are compared.
         """
-        found = [line for line in shown.splitlines() if all(fact in line for fact in facts)]
+        found = [line.strip() for line in shown.splitlines() if all(fact in line for fact in facts)]
         assert found, f"no line has {facts}: {shown}"
         self([*dict.fromkeys(found)], hide=hide)
 
