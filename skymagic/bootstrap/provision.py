@@ -95,7 +95,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
             f":\n{output}" if output else ""
         )
         remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
-        raise HostError(host.label, reason, remedy) from None
+        raise HostError(host.label, reason, remedy, code="setup") from None
 
 
 def refuse(name: str, facts: HostFacts, requirements: Requirements) -> None:

@@ -94,7 +94,8 @@ def run(
             return values.value
     except CaptureError as error:
         message = str(error).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
-        raise CaptureError(message) from None
+        names = [name.removeprefix(ARGUMENT_PREFIX) for name in error.names]
+        raise CaptureError(message, names=names) from None
     except RankError as error:
         # outside of IPython, only the message and its notes are shown
         if error.traceback and not in_ipython():

@@ -74,7 +74,7 @@ def run_steps(done: str, steps: Sequence[Step]) -> None:
             interrupt.add_note(message)
         raise interrupt
     if message:
-        raise PoolError(message) from first
+        raise PoolError(message, code="not-released") from first
 
 
 def pool_key(pool: Pool) -> PoolKey | None:

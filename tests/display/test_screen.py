@@ -18,13 +18,13 @@ def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
         "from skymagic.display.live import DisplayData, show, together, write\n"
         "with together():\n"
-        "    write('stderr', 'what follows may ')\n"
-        "    with together(): write('stderr', 'have been shown before\\n')\n"
+        "    write('stderr', 'a line ')\n"
+        "    with together(): write('stderr', 'in two parts\\n')\n"
         "    show(DisplayData({'text/plain': 'a display'}))\n"
         "    write('stdout', 'after it\\n')\n"
         "write('stdout', 'apart\\n')"
     )
-    assert shown.stderr == "what follows may have been shown before\n"
+    assert shown.stderr == "a line in two parts\n"
     assert shown.kinds == ["stderr", "display_data", "stdout"]
     assert shown.stdout == "after it\napart\n"
 

@@ -158,7 +158,8 @@ def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
 def test_nothing_is_known_of_a_script_that_only_ends() -> None:
     assert root_cause("", "one\ntwo\n") is None
     assert root_cause("", FAILED) is None
-    assert root_cause("", 'Traceback (most recent call last):\n  File "x"') is None
+    cut = 'Traceback (most recent call last):\n  File "x"'
+    assert root_cause("", cut) is None
 
 
 def test_the_last_traceback_counts_and_one_that_was_handled_does_not_come_after_it() -> None:

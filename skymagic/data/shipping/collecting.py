@@ -180,7 +180,9 @@ class Collector:
             refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
-            raise CaptureError(refusal_message(refusals))
+            raise CaptureError(
+                refusal_message(refusals), names=[refused.name for refused in refusals]
+            )
         return Needs(values, why)
 
     def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:
