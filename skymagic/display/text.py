@@ -7,6 +7,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
+from skymagic.data.capture.numbering import CELL_FILE
 from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
@@ -269,7 +270,7 @@ def position(frames: Sequence[StackFrame]) -> str:
 
 def in_cell(frame: StackFrame) -> bool:
     """Return True for a frame of a cell, including cells that ran in the notebook."""
-    return frame.cell is not None or "ipykernel_" in frame.file
+    return frame.cell is not None or CELL_FILE.search(frame.file) is not None
 
 
 def unfolded(summary: str, details: str) -> str:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from skymagic.data.capture.numbering import numbers_by_file
+from skymagic.data.capture.numbering import CELL_FILE, numbers_by_file
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.wire.queries import Stack, StackFrame
 
@@ -153,7 +153,7 @@ def parse(text: str) -> Stack | None:
 
 
 def _parsed_frame(file: str, line: int, name: str) -> StackFrame:
-    if "ipykernel_" in file:
+    if CELL_FILE.search(file):
         return StackFrame(name, line, cell=file)
     return StackFrame(name, line, file, is_library=is_library(file))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.data.capture.numbering import CELL_FILE
 from skymagic.data.values.exceptions import bare, fill, members, state_of
 from skymagic.errors import RankDied, RankError, RankReport, RunError
 from skymagic.plan.masking import without_colours
@@ -235,11 +236,13 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
     before, report = log[max(0, crash - 3) : crash], log[crash:]
     frames = [line for line in report if line.startswith('  File "')]
     cell = next(
-        (i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1
+        (i for i, line in enumerate(frames) if CELL_FILE.search(line)), len(frames[:lines]) - 1
     )
     frame_lines = [
         re.sub(
-            r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line
+            rf'File "[^"]*(?:{CELL_FILE.pattern})[^"]*", line (\d+) in (.*)',
+            r"line \1 of the cell, in \2",
+            line,
         )
         for line in frames[: cell + 1]
     ]

@@ -7,8 +7,12 @@ Colab has 7.34) does neither: `number_cells` adds both to its compiler.
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+CELL_FILE = re.compile("ipykernel_|ipython-input-")
+"""Found in file names of cells: of ipykernel, and of IPython in a terminal or in Google Colab."""
 
 
 def numbers_by_file(compiler: Any) -> Mapping[str, int]:
