@@ -138,14 +138,14 @@ def parse_product(product: Any) -> tuple[str, float | None]:
     Args:
         product: a product in the JSON of GetProducts.
     """
-    dollars = [
+    prices = [
         float(dimension["pricePerUnit"].get("USD") or 0)
         for term in (product.get("terms") or {}).get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
         if dimension.get("unit") == "Hrs"
     ]
     return str(product["product"]["attributes"]["instanceType"]), min(
-        (dollar for dollar in dollars if dollar > 0), default=None
+        (price for price in prices if price > 0), default=None
     )
 
 
