@@ -30,7 +30,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff fix and format the code"
-	@echo "make golden  write the texts that users see into tests/golden: review the difference"
+	@echo "make golden  write the texts that users see into tests/golden: review the difference (ROOM=data: of a folder)"
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
@@ -76,9 +76,9 @@ format: $(READY)
 	@$(RUN) -m ruff format
 
 golden: $(READY)
-	@rm -rf tests/golden/tests
+	@$(if $(ROOM)$(ARGS),,rm -rf tests/golden/tests)
 	@$(RUN) -m tests.surfaces
-	@$(PYTEST) --write-golden -q
+	@$(PYTEST) --write-golden -q $(if $(ROOM),--room $(ROOM)) $(ARGS)
 	@git --no-pager diff --stat -- tests/golden
 
 bench: $(READY)

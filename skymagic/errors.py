@@ -554,6 +554,7 @@ CODES = {
     "openssh-master-hangs": "OpenSSH's master connection does not answer",
     "openssh-login": "OpenSSH's client cannot log in",
     "channel-key": "The node has not got the key of its channel",
+    "channel-untrusted": "The node has not proven that it belongs to the pool",
     "channel-unsealed": "The node opens no encrypted session",
     "setup": "The host cannot be set up",
     "setup-python": "The host has no suitable Python",

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -76,7 +77,8 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Golden]:
     sections = read(path)
     expected = {name: text for name, text in sections.items() if name.startswith(f"{title} #")}
     writing = request.config.getoption("--write-golden")
-    texts = Golden(title, None if writing else expected, {folder: "<tmp>"} if folder else {})
+    hidden = {f"on {socket.gethostname()}": "on <host>"} | ({folder: "<tmp>"} if folder else {})
+    texts = Golden(title, None if writing else expected, hidden)
     yield texts
     if writing:
         path.parent.mkdir(parents=True, exist_ok=True)

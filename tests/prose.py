@@ -2,7 +2,7 @@
 
 An assertion of prose is a string in a test that is compared (``assert`` with ``==``, ``!=``, ``in``, ``startswith``, ``endswith``; ``match=``; ``fullmatch``),
 and that quotes the package: three words of it in a row, with spaces, stand in a row in a string of the package, too. Docstrings of the package do not count, nor
-does what a test prints itself. A string counts once, whatever it quotes. ``python -m tests.prose [FOLDER]`` lists them.
+does what a test prints itself, Python's own sentences, or code that a test has a notebook evaluate. A string counts once, whatever it quotes. ``python -m tests.prose [FOLDER]`` lists them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+PYTHONS_OWN = re.compile(r"'\w+' is not defined|No module named '[\w.]+'")
 COMPARING = {"startswith", "endswith", "fullmatch", "search"}
 
 
@@ -69,6 +71,23 @@ def compared(tree: ast.AST) -> Iterator[ast.Constant]:
             yield from _strings(node.value)
 
 
+def is_code(text: str) -> bool:
+    """Return True for a comprehension or several statements; a sentence is no Python."""
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except SyntaxError:
+        return False
+    return any(
+        isinstance(node, ast.comprehension | ast.FunctionDef | ast.Lambda)
+        for node in ast.walk(tree)
+    )
+
+
+def quotes(text: str, package: set[tuple[str, ...]]) -> bool:
+    """Return True if a string repeats three words in a row of the package's sentences."""
+    return not is_code(text) and not in_a_row(PYTHONS_OWN.sub("", text)).isdisjoint(package)
+
+
 def assertions(package: set[tuple[str, ...]] | None = None) -> dict[str, list[tuple[int, str]]]:
     """Assertions of prose by test file: line and text."""
     runs = package_prose() if package is None else package
@@ -78,7 +97,7 @@ def assertions(package: set[tuple[str, ...]] | None = None) -> dict[str, list[tu
             (string.lineno, string.col_offset): str(string.value)
             for string in compared(ast.parse(path.read_text()))
         }
-        quoting = [(at[0], text) for at, text in sorted(strings.items()) if in_a_row(text) & runs]
+        quoting = [(at[0], text) for at, text in sorted(strings.items()) if quotes(text, runs)]
         if quoting:
             found[str(path.relative_to(ROOT))] = quoting
     return found

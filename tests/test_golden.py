@@ -13,7 +13,7 @@ from skymagic.errors import CODES, SkyError
 from tests import prose
 from tests.surfaces import FIELDS, FOLDER, SURFACES, error_classes, samples
 
-MOST_PROSE = 603
+MOST_PROSE = 30
 """Sentences of the package that tests repeat, at most: lower it with their number. Read code and fields, or take the fixture `golden`."""
 PACKAGE = Path(__file__).resolve().parents[1] / "skymagic"
 
@@ -46,14 +46,15 @@ def test_tests_repeat_fewer_and_fewer_sentences() -> None:
 
 
 def test_a_sentence_of_the_package_is_counted_once_and_only_where_it_is_compared() -> None:
-    package = prose.in_a_row("blue frogs sing loudly: hear them")
+    package = prose.in_a_row("blue frogs sing loudly: hear them; for frogs in")
     test = """
 told = "blue frogs sing loudly"
 assert "blue frogs sing loudly" in told
 assert told == ["blue frogs sing", "frogs loudly"]
 with raises(E, match=r"frogs sing loudly"): pass
 assert told.startswith("frog 1 sings loudly")
+assert notebook.value("[frogs.sing for frogs in sing.loudly]") == 1
 """
     strings = [str(string.value) for string in prose.compared(ast.parse(test))]
-    quoting = [text for text in strings if prose.in_a_row(text) & package]
+    quoting = [text for text in strings if prose.quotes(text, package)]
     assert quoting == ["blue frogs sing loudly", "blue frogs sing", "frogs sing loudly"]

@@ -18,6 +18,7 @@ def test_a_mutation_applies_once_and_compiles(mutation: Mutation) -> None:
 
 
 def test_mutations_name_existing_tests_and_all_folders() -> None:
-    stems = {path.stem for path in (ROOT / "tests" / "promises").glob("test_*.py")}
+    folders = ROOT / "tests" / "promises", ROOT / "tests" / "contracts"
+    stems = {path.stem for folder in folders for path in folder.glob("test_*.py")}
     assert {stem for mutation in MUTATIONS for stem in mutation.first} <= stems
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 40

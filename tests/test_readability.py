@@ -17,15 +17,15 @@ VOCABULARY = ROOT / "docs" / "explanation" / "vocabulary.md"
 # Limits of the whole package. If a figure gets better, write its new value here; never loosen one.
 AT_MOST = {
     "docs": 1.93,
-    "names": 0.55,
-    "long": 103,
+    "names": 0.20,
+    "long": 0,
     "fmt": 0,
-    "untyped": 99,
-    "definitions": 54,
+    "untyped": 36,
+    "definitions": 5,
 }
 AT_LEAST = {
-    "comments": 2.49,
-    "logger": 234,
+    "comments": 2.77,
+    "logger": 250,
 }
 ADVICE = {
     "docs": "rewrite these docstrings as you would say them to a colleague: an imperative sentence "

@@ -242,7 +242,7 @@ def test_what_runs_again_in_part_replaces_no_whole_file(tmp_path: Path) -> None:
 
 
 def test_how_busy_the_cores_were() -> None:
-    assert durations.used((10.0, 100.0), (19.0, 112.0)) == "the cores worked 75 % of the time"
+    assert " 75 % " in durations.used((10.0, 100.0), (19.0, 112.0))
     assert durations.used((0.0, 0.0), (0.0, 0.0)) == ""
 
 

@@ -214,9 +214,9 @@ def _parser() -> argparse.ArgumentParser:
 def _pools(line: argparse.Namespace) -> int:
     from skymagic.pool import keys, records
 
-    listed = records.every()
+    listed = records.readable_records()
     if line.json:
-        pools = [record.plain() | {"left": records.left(record)} for record in listed]
+        pools = [record.plain() | {"left": records.is_left(record)} for record in listed]
         print_sanitized(json.dumps({"pools": pools}))
     else:
         lines = "\n".join(map(keys.pool_words, listed))
@@ -245,7 +245,7 @@ def _status(line: argparse.Namespace) -> int:
         )
         return 0
     if line.disk:
-        disks = disk.look(line.hosts)
+        disks = disk.read_disks(line.hosts)
         print_sanitized(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
         return 1 if disks[1] else 0
     listing = pool_listing.listing(request, CloudSettings())

@@ -70,7 +70,7 @@ def function(body: Callable[..., Any] | None = None, /, *, timeout: float | None
         TypeError: the argument is not a function, or is already lazy.
     """
     if body is None:
-        return lambda given: _lazy(given, timeout)
+        return lambda function: _lazy(function, timeout)
     return _lazy(body, timeout)
 
 
@@ -215,7 +215,7 @@ class Compute(RunningPool):
         if rendezvous.is_attached():
             raise RequestError(ON_A_RANK)
         running = {pool.name for pool in registry.pools()}
-        taken = running | {record.name for record in records.every()}
+        taken = running | {record.name for record in records.readable_records()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
         self._pool = launch.ensure(
             replace(self._request, name=name), self._namespace, self._defaults, self._tell

@@ -81,7 +81,7 @@ def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
     """Return the cost of all launches of a pool; pure."""
     hours_by_rent = [rent.seconds(now) / 3600 for rent in rents]
     running = [rent for rent in rents if rent.runs(now)]
-    known = all(rent.price is not None for rent in rents)
+    is_known = all(rent.price is not None for rent in rents)
     return Cost(
         rents[0].pool,
         math.fsum((rent.price or 0.0) + rent.beside for rent in running)
@@ -91,7 +91,7 @@ def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
         math.fsum(
             (rent.price or 0.0) * hours for rent, hours in zip(rents, hours_by_rent, strict=True)
         )
-        if known
+        if is_known
         else None,
         math.fsum(rent.beside * hours for rent, hours in zip(rents, hours_by_rent, strict=True)),
         all(rent.exact and (rent.ended is not None or rent.job in own_jobs) for rent in rents),

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from skymagic.api.logs import LogsRequest, grep_pattern
 from skymagic.cluster import Node
@@ -55,17 +54,17 @@ def from_outside(request: LogsRequest) -> list[str]:
     name = request.pool or ""
     record = records.latest(name)
     if record is None:
-        kept = records.kept_log(name)
-        if kept is None:
+        log = records.kept_log(name)
+        if log is None:
             raise PoolError(f"no pool {name!r} was started from here", code="no-pool", names=[name])
-        return _lines(request, kept.name, kept.job_id, (), here=False)
+        return _lines(request, log.name, log.job_id, (), here=False)
     if record.provider == "local":
         return _lines(request, record.name, record.job_id, (), here=True)
     with launch.machines(keys.attachable(record.job_id)) as nodes:
         return _lines(request, record.name, record.job_id, nodes, here=False)
 
 
-def plain(lines: Sequence[str]) -> dict[str, Any]:
+def plain(lines: Sequence[str]) -> dict[str, object]:
     """Return entries as plain values, for programs."""
     return {"entries": list(lines)}
 
@@ -74,13 +73,13 @@ def check(request: LogsRequest) -> None:
     """Raise RequestError with all mistakes of a request for debug logs."""
     mistakes = [
         f"--debug shows all processes of the pool: leave {option} out"
-        for option, given in (
+        for option, is_given in (
             ("-t", request.rank is not None),
             ("--run", request.run is not None),
             ("--cell", request.cell is not None),
             ("--follow", request.follow),
         )
-        if given
+        if is_given
     ]
     with collect_mistakes(mistakes):
         grep_pattern(request.grep)

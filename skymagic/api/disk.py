@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from skymagic.bootstrap.running import (
     Disk,
@@ -31,7 +30,7 @@ Disks = tuple[dict[str, Disk], dict[str, str]]
 """Tuple of (host → its disk, host → reason why it could not be read)."""
 
 
-def look(hosts: Sequence[str]) -> Disks:
+def read_disks(hosts: Sequence[str]) -> Disks:
     """Read the disks of hosts.
 
     Raises:
@@ -59,7 +58,7 @@ def _disk_text(host: str, disk: Disk) -> str:
     heading = f"{host}: {size(total)} in {disk.folder}, {size(disk.free)} free"
     if not disk.items:
         return f"{host}: nothing in {disk.folder}"
-    rows = [_row(disk, item) for item in sorted(disk.items, key=lambda one: -one.nbytes)]
+    rows = [_row(disk, item) for item in sorted(disk.items, key=lambda item: -item.nbytes)]
     unused = removable(disk, include_all=False)
     lines = [heading, table([("what", "size", "last used", "", ""), *rows])]
     if unused:
@@ -87,7 +86,7 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
         RequestError: a host name is invalid.
         PoolError: no host could be reached; the message gives the reasons.
     """
-    disks, problems = look(hosts)
+    disks, problems = read_disks(hosts)
     items_by_host = {host: removable(disk, every) for host, disk in disks.items()}
     if dry_run:
         return [
@@ -100,9 +99,9 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
     for host, deleted in removed.items():
         lines.append(
             f"{host}: "
-            f"{_words([item for item in items_by_host[host] if item.place in deleted])} removed"
+            f"{_words([item for item in items_by_host[host] if item.path in deleted])} removed"
         )
-        if remaining := [item for item in items_by_host[host] if item.place not in deleted]:
+        if remaining := [item for item in items_by_host[host] if item.path not in deleted]:
             problems[host] = f"{_words(remaining)} could not be removed"
     return lines, problems | failed
 
@@ -118,7 +117,7 @@ def _words(items: Sequence[DiskItem]) -> str:
     )
 
 
-def plain(disks: Disks) -> dict[str, Any]:
+def plain(disks: Disks) -> dict[str, object]:
     """Return the items as plain values for programs; the fields are stable across versions."""
     return {
         "hosts": {

@@ -292,7 +292,7 @@ def _open_from_outside(
     name = request.pool or ""
     kept_log = records.kept_log(name)
     if kept_log is not None and not any(
-        name in (record.name, record.job_id) for record in records.every()
+        name in (record.name, record.job_id) for record in records.readable_records()
     ):
         yield {0: kept_log.text}, None
         return
@@ -440,7 +440,9 @@ def job_record(request: LogsRequest) -> PoolRecord | None:
     if request.pool is None or asks_for_ranks or registry.is_registered(request.pool):
         return None
     matching = [
-        record for record in records.every() if request.pool in (record.name, record.job_id)
+        record
+        for record in records.readable_records()
+        if request.pool in (record.name, record.job_id)
     ]
     return matching[0] if len(matching) == 1 and matching[0].notebook else None
 

@@ -78,7 +78,7 @@ def start(request: NotebookRequest) -> PoolRecord:
     try:
         record = settled(records.named(request.pool))
         key = keys.read(record.job_id)
-        if not (request.take_over or records.left(record)):
+        if not (request.take_over or records.is_left(record)):
             raise PoolError(
                 f"{records.held_words(record)}: add --take-over",
                 code="pool-held",
@@ -206,7 +206,7 @@ def settled(record: PoolRecord) -> PoolRecord:
 
     The state of the job is read from the head.
     """
-    if record.notebook and not (records.left(record) or record.process == identity()):
+    if record.notebook and not (records.is_left(record) or record.process == identity()):
         with (
             contextlib.suppress(SkyError, OSError),
             launch.machines(keys.read(record.job_id)) as nodes,

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import time
-from typing import Any
 
 from skymagic import providers
 from skymagic.display.text import table
@@ -109,7 +108,7 @@ class PoolListing:
             lines.append(f"to end it: %sky_down {target}{self.location.options}")
         return "\n".join(lines)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the listing as plain values for programs; the fields are stable across versions.
 
         Times are seconds since 1970.
@@ -161,7 +160,7 @@ def imported_record(name: str | None, login: str | None) -> Iterator[str]:
         return
     cluster = Slurm(login)
     try:
-        record = records.bring(*cluster.carried(job_id))
+        record = records.bring(*cluster.fetch_record(job_id))
         key = keys.read(job_id)
         plan = replace(key.plan, request=replace(key.plan.request, login=login))
         records.write(replace(record, key=replace(key, plan=plan).saved()))
@@ -169,4 +168,4 @@ def imported_record(name: str | None, login: str | None) -> Iterator[str]:
     except BaseException:
         records.remove(job_id)
         raise
-    cluster.carried(job_id, drop=True)
+    cluster.fetch_record(job_id, drop=True)

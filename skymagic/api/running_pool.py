@@ -68,9 +68,8 @@ class RunningPool:
             grace=self.pool.defaults.grace,
             stall_after=self.pool.defaults.stall_after,
         )
-        values = cells.broadcast(
-            self.pool, replace(spec, value_ranks=spec.ranks if source else ()), limits
-        )
+        order = replace(spec.order, value_ranks=spec.ranks if source else ())
+        values = cells.broadcast(self.pool, replace(spec, order=order), limits)
         if values.problems:
             raise cells.result_error(values, ())
         return values
@@ -209,23 +208,23 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: Namespace) -> None:
 
     Raises what the run raises.
     """
-    print_note(unfinished.words)
-    spec = unfinished.spec
+    print_note(unfinished.text)
+    order = unfinished.spec.order
     limits = Limits(
         grace=pool.defaults.grace,
         stall_after=pool.defaults.stall_after,
         view_after=pool.defaults.view_after if in_notebook() else math.inf,
     )
-    if spec.job == "script":
+    if order.job == "script":
         outcome = script.follow(pool, unfinished, limits)
-        namespace.update({spec.output: outcome.value} if spec.output else {})
+        namespace.update({order.output: outcome.value} if order.output else {})
         if outcome.error is not None:
             raise outcome.error
         return
     values = cells.follow(pool, unfinished, limits)
-    variables = {**values.variables, **({spec.output: values.value} if spec.output else {})}
+    variables = {**values.variables, **({order.output: values.value} if order.output else {})}
     namespace.update(
-        {name: by_rank[0] if spec.head else by_rank for name, by_rank in variables.items()}
+        {name: by_rank[0] if order.head else by_rank for name, by_rank in variables.items()}
     )
 
 

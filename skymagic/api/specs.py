@@ -28,7 +28,7 @@ ELSEWHERE = {
 """Maps keywords of the magics and of other tools to those of `Compute`."""
 
 
-def request_of(options: Mapping[str, Any]) -> PoolRequest:
+def request_of(options: Mapping[str, object]) -> PoolRequest:
     """Return the pool request that these keywords of `Compute` describe.
 
     Omitted keywords leave their fields unset. Raises RequestError with all mistakes.
@@ -86,7 +86,7 @@ def request_of(options: Mapping[str, Any]) -> PoolRequest:
     return replace(request, nodes=1)
 
 
-def _twice(options: Mapping[str, Any]) -> list[str]:
+def _twice(options: Mapping[str, object]) -> list[str]:
     """Return a mistake for each setting given under both of its names."""
     pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
     return [

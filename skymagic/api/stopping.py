@@ -156,8 +156,8 @@ def stop_left(name: str | None, say: Say) -> list[str]:
     """
     matching = [
         record
-        for record in records.every()
-        if records.left(record)
+        for record in records.readable_records()
+        if records.is_left(record)
         and (name is None or name in (record.name, record.job_id))
         and record.provider in (records.RENTED if name is None else STOPPED_BY_RECORD)
     ]
@@ -168,7 +168,7 @@ def stop_left(name: str | None, say: Say) -> list[str]:
             if record.provider in records.RENTED or launch.still_runs(record)
         ]
     if len(matching) > 1:
-        listed = "\n".join(map(records.words, matching))
+        listed = "\n".join(map(records.record_text, matching))
         raise RequestError(
             f"several pools were left: say which one\n{listed}",
             code="pool-ambiguous",
@@ -204,21 +204,21 @@ def terminate_all_rented(
 
     ended: list[str] = []
 
-    def heard(text: str) -> None:
+    def report_ending(text: str) -> None:
         ended.append(text)
         say(text)
 
-    if problems := sweep.release_everything(AwsClients.of(settings), heard):
+    if problems := sweep.release_everything(AwsClients.of(settings), report_ending):
         raise PoolError(
             "not everything rented could be terminated:\n  " + "\n  ".join(problems),
             code="not-released",
         )
     # keep the record of a pool that another notebook is renting at this moment
     running = {rent.job for rent in ledger.all_rents() if rent.ended is None}
-    for record in records.every():
+    for record in records.readable_records():
         if (
             record.provider in records.RENTED
-            and records.left(record)
+            and records.is_left(record)
             and record.job_id not in running
         ):
             records.remove(record.job_id)

@@ -218,7 +218,7 @@ def _allowed(
     preferred = [
         offer for offer in fitting if f"{name}=={offer.public}" in requirements.preferences
     ]
-    return sorted(preferred or fitting, key=lambda each: Version(each.version))
+    return sorted(preferred or fitting, key=lambda build: Version(build.version))
 
 
 def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:

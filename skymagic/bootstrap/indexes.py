@@ -45,7 +45,8 @@ def get(url, base=None):
     with request.urlopen(asked, timeout=seconds) as reply:
         answered.add(base)  # also when the rest takes too long to be read
         data = reply.read()
-        return zlib.decompress(data, 31) if reply.headers.get('Content-Encoding') == 'gzip' else data
+        zipped = reply.headers.get('Content-Encoding') == 'gzip'
+        return zlib.decompress(data, 31) if zipped else data
 
 def entries(page, base):
     if page.lstrip()[:1] == b'{':
@@ -53,7 +54,8 @@ def entries(page, base):
             told = bool(one.get('core-metadata') or one.get('data-dist-info-metadata'))
             yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told
         return
-    for link, more in re.findall(r'<a\s[^>]*?href=["\']([^"\'#]+)([^>]*)>', page.decode('utf-8', 'replace'), re.I):
+    text = page.decode('utf-8', 'replace')
+    for link, more in re.findall(r'<a\s[^>]*?href=["\']([^"\'#]+)([^>]*)>', text, re.I):
         url = parse.urljoin(base, link)
         yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more
 
@@ -63,7 +65,8 @@ def fits(name):
     if not ({'py3', tag} & set(python.split('.')) or (abi == 'abi3' and python.startswith('cp3'))):
         return False
     here = 'macosx' if sys.platform == 'darwin' else 'linux'
-    return platform == 'any' or (here in platform and ('universal' in platform or machine in platform))
+    for_machine = 'universal' in platform or machine in platform
+    return platform == 'any' or (here in platform and for_machine)
 
 def normal(name):
     return re.sub(r'[-_.]+', '-', name).lower()
@@ -71,7 +74,8 @@ def normal(name):
 def version_of(file, name):
     """The version of a wheel that is of this project and may fit; else ''."""
     project, version = (file.split('-') + [''])[:2]
-    return version if file.endswith('.whl') and fits(file) and normal(project) == normal(name) else ''
+    ours = file.endswith('.whl') and fits(file) and normal(project) == normal(name)
+    return version if ours else ''
 
 wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
 indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
@@ -80,11 +84,13 @@ begun = time.monotonic()
 silent, offers = {}, set()
 
 def cuda(name, url, base, told):
-    """Whether a build without a label is one for CUDA, as what it needs says; '-' where nobody tells."""
+    """Whether a build without a label is for CUDA, by its dependencies; '-' if they are unknown."""
     try:
         if url.startswith('file:'):
             with zipfile.ZipFile(request.url2pathname(parse.urlsplit(url).path)) as wheel:
-                text = wheel.read(next(n for n in wheel.namelist() if n.endswith('.dist-info/METADATA'))).decode()
+                names = wheel.namelist()
+                metadata = next(n for n in names if n.endswith('.dist-info/METADATA'))
+                text = wheel.read(metadata).decode()
         elif told:
             text = get(url + '.metadata', base).decode()
         else:
@@ -100,7 +106,9 @@ def offered(name, version, page, base, source):
             continue
         if size is None and url.startswith('file:'):
             size = os.path.getsize(request.url2pathname(parse.urlsplit(url).path))
-        build = '-' if '+' in has or not normal(name).startswith('torch') or not version else cuda(file, url, source, told)
+        # only builds of PyTorch differ, and "+cpu" or "+cu128" already says how
+        labelled = '+' in has or not version or not normal(name).startswith('torch')
+        build = '-' if labelled else cuda(file, url, source, told)
         offers.add((normal(name), has, str(size or '-'), build, bare(source)))
 
 def ask(index, name, version):
@@ -108,10 +116,12 @@ def ask(index, name, version):
     try:
         page = get(url, index)
     except Exception as problem:
-        if index in answered or isinstance(problem, error.HTTPError) or isinstance(getattr(problem, 'reason', problem), (ssl.SSLError, FileNotFoundError)):
+        reason = getattr(problem, 'reason', problem)
+        refused = isinstance(reason, (ssl.SSLError, FileNotFoundError))
+        if index in answered or refused or isinstance(problem, error.HTTPError):
             answered.add(index)
         elif 'timed out' not in str(problem):
-            silent[index] = str(getattr(problem, 'reason', problem))
+            silent[index] = str(reason)
         return
     offered(name, version, page, url, index)
 
@@ -122,7 +132,8 @@ def look(place, name, version):
         except Exception:
             pass
     elif os.path.isdir(place):
-        page = json.dumps({'files': [{'filename': n, 'url': n} for n in os.listdir(place)]}).encode()
+        files = [{'filename': file, 'url': file} for file in os.listdir(place)]
+        page = json.dumps({'files': files}).encode()
         offered(name, version, page, 'file://' + request.pathname2url(place) + '/', place)
 
 def work(calls):

@@ -99,7 +99,8 @@ BEGIN = r"""
 main() {
     umask 077
     cd /  # a home may hold a random.py
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+    unset PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
     export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
     half= ticker= beside= bundled= drop=$folder/incoming/$incoming
@@ -125,7 +126,8 @@ _MAIN = r"""    if [ -n "$env" ]; then
 """
 
 WATCHED = r"""
-# Nobody listens any more when the connection is gone: then this process group ends, with pip and all.
+# When the connection is gone, nobody reads the ticks any more. Then end this process group, with
+# pip and everything else in it.
 watch() {
     trap '' PIPE
     while sleep 1 </dev/null >/dev/null 2>&1; do
@@ -142,7 +144,8 @@ leave() {
     exit "$1"
 }
 
-# One pool at a time makes this environment. Without flock, or on a file system without locks, nobody waits.
+# One pool at a time makes this environment. Without flock, or on a file system without locks,
+# nobody waits.
 lock() {
     exec 9>>"$folder/env/$env.lock"
     told=
@@ -153,7 +156,8 @@ lock() {
     done
 }
 
-# flock fails without a word only where another process has the lock; busybox exits with 1 for every failure.
+# flock is silent only if another process has the lock. Its exit status does not help: busybox's is
+# 1 for every failure.
 try_lock() { problem=$(flock -n 9 2>&1) || [ -n "$problem" ]; }
 """
 
@@ -185,8 +189,8 @@ environment() {
     half=
 }
 
-# What needs no packages can run from here on: skymagic's code is put there while they are downloaded. What fails of it is
-# tried again afterwards, and then said.
+# Place skymagic's code while the packages are downloaded: whatever needs no packages can run from
+# here on. If that fails, it is tried again afterwards, and then reported.
 begun() {
     if [ -n "$beside" ]; then wait "$beside"; fi
     early &
@@ -216,7 +220,8 @@ code() {
 unpack() {
     fresh=$drop/code
     step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
-    # what nodes run; of the notebook's part, more than half of all, little is imported there, and compiled then
+    # only what nodes run: the notebook's part is more than half of the code, and the little of it
+    # that nodes import is compiled at its import
     set -- kernels wire runtime data plan plugins files
     for part; do
         set -- "$@" "$fresh/skymagic/$part"

@@ -217,7 +217,7 @@ class OwnWheel:
         return Path(self.path).name
 
 
-def own_wheel(name: str, say: Callable[[str], None] = lambda words: None) -> OwnWheel:
+def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> OwnWheel:
     """Return the wheel of a distribution that was installed from a folder, a repository or a file.
 
     The wheel is made unless the cache has it.
@@ -304,10 +304,10 @@ def _is_intact(folder: Path) -> Path | None:
 
 
 def _remove_old(latest: Path) -> None:
-    others = [
+    old_folders = [
         path for path in latest.parent.iterdir() if path != latest and not path.name.startswith(".")
     ]
-    for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[
+    for old in sorted(old_folders, key=lambda path: path.stat().st_mtime, reverse=True)[
         KEPT_WHEELS - 1 :
     ]:
         shutil.rmtree(old, ignore_errors=True)
@@ -339,14 +339,14 @@ def _installed(
     )
     if not info or not tags:
         raise NoWheel(
-            f"{distribution.name} {distribution.version} is installed here from {origin}, without a list of its "
-            "files: install it again"
+            f"{distribution.name} {distribution.version} is installed here from {origin}, without "
+            "a list of its files: install it again"
         )
     names = [name for name in recorded if _packed(name, info)]
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
-            f"{distribution.name} {distribution.version} is installed here from {origin}, and {missing[0]} of "
-            "it is missing: install it again"
+            f"{distribution.name} {distribution.version} is installed here from {origin}, and "
+            f"{missing[0]} of it is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
     return (
@@ -379,8 +379,8 @@ def _editable(
 
     if not any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise NoWheel(
-            f"{distribution.name} {distribution.version} is installed here from {folder}, which no longer "
-            "contains a project"
+            f"{distribution.name} {distribution.version} is installed here from {folder}, which "
+            "no longer contains a project"
         )
     return source_digest(folder, distribution.name), make
 

@@ -137,8 +137,14 @@ place() {
 }
 
 gpus() {
-    if [ -e /dev/kfd ] || command -v rocm_agent_enumerator >/dev/null 2>&1; then accelerated=rocm; tell rocm; fi
-    if [ -r /sys/module/nvidia/version ]; then accelerated=cuda; tell driver "$(cat /sys/module/nvidia/version)"; fi
+    if [ -e /dev/kfd ] || command -v rocm_agent_enumerator >/dev/null 2>&1; then
+        accelerated=rocm
+        tell rocm
+    fi
+    if [ -r /sys/module/nvidia/version ]; then
+        accelerated=cuda
+        tell driver "$(cat /sys/module/nvidia/version)"
+    fi
     command -v nvidia-smi >/dev/null 2>&1 || return 0
     bounded=
     if command -v timeout >/dev/null 2>&1; then bounded="timeout 20"; fi
@@ -147,7 +153,8 @@ gpus() {
     lines() { printf '%s\n' "$2" | sed -n "s/^..*/@sky $1 &/p"; }
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then tell visible "$CUDA_VISIBLE_DEVICES"; fi
     # drivers before MIG do not know the last field
-    if found=$(smi "--query-gpu=$gpu_fields" $table) || found=$(smi "--query-gpu=${gpu_fields%,*}" $table); then
+    if found=$(smi "--query-gpu=$gpu_fields" $table) ||
+        found=$(smi "--query-gpu=${gpu_fields%,*}" $table); then
         case $found in [0-9]*) accelerated=cuda ;; *) return 0 ;; esac
         lines gpu "$found"
         lines gpu_tree "$(smi -L)"
@@ -160,7 +167,8 @@ gpus() {
 
 addresses() {
     if command -v ip >/dev/null 2>&1; then
-        ip -o addr show up 2>/dev/null | sed -n 's/^[0-9]*: *\([^ ]*\) *inet6* \([^ /]*\).*/@sky address \1 \2/p'
+        ip -o addr show up 2>/dev/null |
+            sed -n 's/^[0-9]*: *\([^ ]*\) *inet6* \([^ /]*\).*/@sky address \1 \2/p'
     else
         for one in $(hostname -I 2>/dev/null); do tell address - "$one"; done
     fi
@@ -178,7 +186,8 @@ environment() {
     env=$key-$(uname -s)-$(uname -m)
     case $(libc) in musl) env=$env-musl ;; esac
     if [ -n "$builds$jax" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
-    # One home may serve several machines, with GPUs and without; and an environment's interpreter need not be on all of them.
+    # One home may serve several machines, some of them without GPUs, and the interpreter of an
+    # environment need not exist on all of them.
     if made "$env" && ! works "$env"; then env=$env-$(uname -n); fi
     tell env "$env"
     if works "$env"; then
@@ -192,22 +201,29 @@ environment() {
     there=$(interpreters | while IFS= read -r one; do "$one" -c "$ask_python" 2>/dev/null; done)
     printf '%s\n' "$there" | sed -n 's/^./@sky python &/p'
     asker=$(interpreters | while IFS= read -r one; do
-        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then echo "$one"; break; fi
+        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+            echo "$one"
+            break
+        fi
     done)
     if ! printf '%s\n' "$there" | grep -q "^$want "; then sources & fi
     for one in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
         # an older one would take any build of PyTorch
-        found=$(command -v "$one" 2>/dev/null) && "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend && tell uv "$found"
+        found=$(command -v "$one" 2>/dev/null) &&
+            "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend &&
+            tell uv "$found"
     done
     indexes
     wait
 }
 
-# Where uv would fetch a Python from; one with settings of its own, or behind a proxy, has ways that are not seen here.
+# Whether uv could fetch a Python. Not asked if uv has settings of its own, or a proxy: then it has
+# ways that this query does not know.
 sources() {
     proxy=${ALL_PROXY-}${all_proxy-}${HTTPS_PROXY-}${https_proxy-}$(pip_says proxy "${PIP_PROXY-}")
     if [ -z "$asker" ] || [ -n "$proxy" ] || own_settings; then return; fi
-    "$asker" -c "$ask_sources" "$seconds" ${UV_PYTHON_INSTALL_MIRROR:-https://github.com https://releases.astral.sh} 2>/dev/null
+    "$asker" -c "$ask_sources" "$seconds" \
+        ${UV_PYTHON_INSTALL_MIRROR:-https://github.com https://releases.astral.sh} 2>/dev/null
 }
 
 # A host whose uv has settings of its own is not asked: they say more than pip's.
@@ -228,7 +244,8 @@ indexes() {
 interpreters() {
     for one in "python$want" python3 python; do command -v "$one"; done
     for one in /usr/bin /usr/local/bin "$HOME/.local/bin" /opt/*/bin "$HOME"/*conda*/bin \
-        "$HOME"/*conda*/envs/*/bin "$HOME/.pyenv/versions/$want".*/bin "$HOME"/.local/share/uv/python/*/bin "$folder"/python/*/bin; do
+        "$HOME"/*conda*/envs/*/bin "$HOME/.pyenv/versions/$want".*/bin \
+        "$HOME"/.local/share/uv/python/*/bin "$folder"/python/*/bin; do
         if [ -x "$one/python$want" ]; then echo "$one/python$want"; fi
     done
 }

@@ -95,7 +95,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
             f":\n{output}" if output else ""
         )
         remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
-        raise HostError(host.label, reason, remedy) from None
+        raise HostError(host.label, reason, remedy, code="setup") from None
 
 
 def refuse(name: str, facts: HostFacts, requirements: Requirements) -> None:
@@ -310,14 +310,17 @@ _ADD = r"""    lock
 install() {
     if find_uv; then
         as_pip
-        attempt "installing with uv" shown "$uv" pip install --python "$made/bin/python" "$@" && return
+        attempt "installing with uv" \
+            shown "$uv" pip install --python "$made/bin/python" "$@" && return
         if grep -q "No solution found" "$drop/said"; then return 1; fi
         tell instead
     fi
     guard_pip
-    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
+    attempt "installing with pip" \
+        "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
     if [ -s "$drop/renewed.txt" ]; then  # pip does not reinstall a version that is there
-        attempt "reinstalling with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
+        attempt "reinstalling with pip" \
+            "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
     fi
 }
 

@@ -337,7 +337,7 @@ def requirements_of(
     image: Image,
     commands: Sequence[str] = (),
     hidden: Collection[str] = (),
-    say: Callable[[str], None] = lambda words: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Requirements:
     """Translate `image` into the requirements of a node of this notebook.
 

@@ -23,12 +23,15 @@ records() {
     for parent in /tmp "${HOME-}/.skymagic/run" "${TMPDIR:-/var/tmp}"; do
         for file in "$parent/skymagic-daemon-$uid-"$1/record; do
             folder=${file%/record}
-            if [ -f "$file" ] && [ ! -L "$folder" ] && [ -O "$folder" ]; then echo "$file"; fi
+            if [ -f "$file" ] && [ ! -L "$folder" ] && [ -O "$folder" ]; then
+                echo "$file"
+            fi
         done
     done | sort -u
 }
 
-# When a process was started, in ticks since boot: what tells it from a later one of the same number.
+# When a process was started, in ticks since boot: it distinguishes the process from a later one
+# with the same number.
 ticks() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     set -- ${stat##*) }
@@ -39,7 +42,7 @@ ticks() {
 lives() {
     now=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
     if [ -n "$now" ] && [ "$now" != "$3" ]; then return 1; fi
-    # one that has ended and that its parent does not take note of, for that was stopped, is a number only
+    # a zombie still has a number: its parent was stopped, and has not taken note of its end
     case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*) return 1 ;; esac
     kill -0 "$1" 2>/dev/null && { [ "$2" = 0 ] || [ "$(ticks "$1")" = "$2" ]; }
 }
@@ -56,7 +59,8 @@ running() {
 
 
 _END = r"""
-# The agent's parent, if that is a daemon of ours: else it may be whoever looks after orphans, or what has started it.
+# PID: the agent's parent, if that is a daemon of ours, and not the one that adopts orphans, or the
+# program that has started the agent.
 daemon() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     set -- ${stat##*) }
@@ -193,7 +197,8 @@ for one in "$folder"/env/*/; do
     stamp=$one
     ready=no
     if [ -f "$one/.ready" ]; then stamp=$one/.ready ready=yes; fi
-    has=$(sed -n 's/^version[_a-z]* *= *\([0-9]*\.[0-9]*\).*/Python \1/p' "$one/pyvenv.cfg" 2>/dev/null | sed 1q)
+    has=$(sed -n 's/^version[_a-z]* *= *\([0-9]*\.[0-9]*\).*/Python \1/p' "$one/pyvenv.cfg" \
+        2>/dev/null | sed 1q)
     for name in torch jax keras transformers lightning scikit_learn; do
         for info in "$one"/lib/python*/site-packages/"$name"-[0-9]*.dist-info; do
             if [ -d "$info" ]; then
@@ -206,10 +211,14 @@ for one in "$folder"/env/*/; do
 done
 for one in "$folder"/code/*/; do
     one=${one%/}
-    if ours "${one##*/}"; then tell disk code "$(kb "$one")" "$(mtime "$one")" yes "${one##*/}"; fi
+    if ours "${one##*/}"; then
+        tell disk code "$(kb "$one")" "$(mtime "$one")" yes "${one##*/}"
+    fi
 done
 for one in cache python; do
-    if [ -e "$folder/$one" ]; then tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"; fi
+    if [ -e "$folder/$one" ]; then
+        tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"
+    fi
 done
 """
 
@@ -244,7 +253,7 @@ class DiskItem:
     contents: str = ""
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """Path below skymagic's folder."""
         return f"{self.kind}/{self.name}" if self.kind in ("env", "code") else self.kind
 
@@ -267,7 +276,7 @@ class Disk:
 
     def users(self, item: DiskItem) -> list[str]:
         """Return the names of the pools that use an item now."""
-        path = f"{self.folder}/{item.place}"
+        path = f"{self.folder}/{item.path}"
         return sorted({record.pool for record in self.running.records if path in record.uses})
 
 
@@ -298,9 +307,9 @@ def _item(text: str) -> DiskItem:
 def removable(disk: Disk, include_all: bool) -> list[DiskItem]:
     """Return the items that may be removed.
 
-    These are environments and code that no pool has used for `UNUSED_AFTER`, or with `include_all`, all
-    that no pool uses now. Only with `include_all` are package caches removed too, and interpreters if no
-    environment is left.
+    These are environments and code that no pool has used for `UNUSED_AFTER`, or with `include_all`,
+    all that no pool uses now. Only with `include_all` are package caches removed too, and
+    interpreters if no environment is left.
     """
     now = disk.running.clock
 
@@ -322,7 +331,7 @@ def removable(disk: Disk, include_all: bool) -> list[DiskItem]:
 
 def clean_script(items: Sequence[DiskItem]) -> str:
     """Return POSIX sh that removes these items. `parse_clean` reads its output."""
-    calls = [f'drop "$folder"/{quote(item.place)} {quote(item.place)}' for item in items]
+    calls = [f'drop "$folder"/{quote(item.path)} {quote(item.path)}' for item in items]
     return "\n".join([TELL, _FOLDER, _CLEAN, *calls, "tell end", ""])
 
 

@@ -62,13 +62,17 @@ pip_says() {
         return
     fi
     if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
-    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf \
+        "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
         if [ -f "$one" ]; then cat "$one"; echo; fi
     done | awk -v key="$1" '
         /^[ \t]*[#;]/ { next }
         /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
         on && /^[A-Za-z]/ {
-            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            name = $0
+            sub(/[ \t]*[=:].*/, "", name)
+            gsub(/_/, "-", name)
+            hit = tolower(name) == key
             if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
             next
         }
@@ -100,11 +104,20 @@ default_index() {
     echo "${said:-https://pypi.org/simple}"
 }
 
-more_indexes() { if [ -n "${UV_INDEX-}" ]; then echo $UV_INDEX; else pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}"; fi; }
+more_indexes() {
+    if [ -n "${UV_INDEX-}" ]; then
+        echo $UV_INDEX
+    else
+        pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}"
+    fi
+}
 
 # INDEX: anybody can publish there.
 is_public() {
-    case "$(bare "$1")/" in *://pypi.org/* | *://pypi.python.org/* | *://test.pypi.org/*) ;; *) return 1 ;; esac
+    case "$(bare "$1")/" in
+        *://pypi.org/* | *://pypi.python.org/* | *://test.pypi.org/*) ;;
+        *) return 1 ;;
+    esac
 }
 
 # INDEX: it has PyTorch's builds, and some packages of others in few versions.
@@ -122,8 +135,9 @@ one_source() {
     for one in $(further_indexes); do of_pytorch "$one" || return 1; done
 }
 
-# uv takes a package from the first index that has it: nobody can publish another one of the name of a private package in an index
-# that is asked later. It asks the default one last, so that pip's main index takes another place where that is a private one.
+# uv takes a package from the first index that has it. So private indexes come first: nobody can
+# publish a package of the same name in an index that is asked later. uv asks the default index
+# last, so pip's main index cannot stay the default if it is a private one.
 pass_indexes() {
     if no_index || [ -n "${UV_DEFAULT_INDEX-}${UV_INDEX-}" ] || one_source; then
         pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
@@ -145,9 +159,12 @@ pass_indexes() {
     pass UV_INDEX "${before# }"
 }
 
-# Versions are compared among indexes only where the further ones are PyTorch's, which would else decide on all that it has by the way.
+# Compare versions among indexes only if the further ones are PyTorch's: it also has a few old
+# versions of other packages, and as the first index it would decide about those.
 strategy() {
-    if ! own_settings && [ -n "$(further_indexes)" ] && one_source; then pass UV_INDEX_STRATEGY unsafe-best-match; fi
+    if ! own_settings && [ -n "$(further_indexes)" ] && one_source; then
+        pass UV_INDEX_STRATEGY unsafe-best-match
+    fi
     if [ -z "${UV_INDEX_STRATEGY-}" ]; then unset UV_INDEX_STRATEGY; fi
 }
 
@@ -174,7 +191,8 @@ links() {
 PACKAGES = r"""
 # Another host of this kind has installed them; the interpreter is this host's own.
 by_copy() {
-    attempt "placing what another host has installed" mv "$drop/$copied/env/$env" "$made" || return 1
+    attempt "placing what another host has installed" \
+        mv "$drop/$copied/env/$env" "$made" || return 1
     for one in "$made"/bin/python*; do
         if [ -L "$one" ]; then rm -f "$one"; fi  # a package's program may have such a name
     done
@@ -182,7 +200,7 @@ by_copy() {
     attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun
 }
 
-# uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
+# uv is many times faster than pip, but knows fewer ways to reach an index. If it fails, pip tries.
 with_uv() {
     [ -n "$uv" ] || return 1
     if [ "$uv" = uploaded ]; then
@@ -202,11 +220,13 @@ with_pip() {
     cpu=
     if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
-    attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun || return 1
+    attempt "making an environment with $python" \
+        "$python" -m venv --without-pip "$made" && begun || return 1
     if [ -z "$uv" ]; then
         bundled=$(bundled_pip) || bundled=
         if [ -z "$bundled" ]; then ensure_pip || return 1; fi
-        if attempt "installing uv" env PYTHONPATH="$bundled" "$made/bin/python" -m pip install $quick uv; then
+        if attempt "installing uv" \
+            env PYTHONPATH="$bundled" "$made/bin/python" -m pip install $quick uv; then
             uv=$made/bin/uv
             as_pip
             if by_uv; then later_pip; return; fi
@@ -216,20 +236,24 @@ with_pip() {
     fi
     guard_pip
     ensure_pip || return 1
-    by_steps "installing packages with pip" "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
+    by_steps "installing packages with pip" \
+        "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
 }
 
-# Whether uv has found no versions that fit. pip, which takes the best that any index has, would look past the index that has the package.
+# Whether uv has found no versions that fit. Then pip must not try: it takes the best version of all
+# indexes, and so would look past the index that has the package.
 unsolvable() {
     case ${UV_INDEX_STRATEGY-} in unsafe-*) return 1 ;; esac
     [ "$status" = 1 ] && ! one_source
 }
 
-# Python brings pip as a wheel, which runs as it is; to install it takes seconds, most of them for its bytecode.
+# Python contains pip as a wheel, which runs as it is. To install it takes seconds, most of them for
+# its bytecode.
 bundled_pip() {
     "$python" -c '
 import ensurepip, glob, os, sysconfig
-for folder in (sysconfig.get_config_var("WHEEL_PKG_DIR"), os.path.join(os.path.dirname(ensurepip.__file__), "_bundled")):
+bundled = os.path.join(os.path.dirname(ensurepip.__file__), "_bundled")
+for folder in (sysconfig.get_config_var("WHEEL_PKG_DIR"), bundled):
     for wheel in glob.glob(os.path.join(folder or "/nowhere", "pip-*.whl")):
         print(wheel)
         raise SystemExit'
@@ -242,7 +266,8 @@ ensure_pip() {
 
 # For what is installed later, by a cell or by hand; nothing depends on it.
 later_pip() {
-    "$uv" pip install --quiet --python "$made/bin/python" "${bundled:-pip}" </dev/null >/dev/null 2>&1 || :
+    "$uv" pip install --quiet --python "$made/bin/python" "${bundled:-pip}" \
+        </dev/null >/dev/null 2>&1 || :
 }
 
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
@@ -253,22 +278,24 @@ by_uv() {
         by_steps "installing packages with uv" "$uv" pip install --python "$made/bin/python"
         return
     fi
-    attempt "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
+    attempt "choosing versions with uv" \
+        "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
         "$drop/requirements.txt" -c "$drop/builds.txt" -o "$drop/versions.txt" || return 1
     if takes_cuda "$drop/versions.txt"; then refuse_cuda; fi
     attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" \
         -r "$drop/requirements.txt" -c "$drop/builds.txt" -c "$drop/versions.txt"
 }
 
-# WORDS INSTALLER…: packages that have an index of their own come first, without what they need: nothing else is to come
-# from there, and they do not come from elsewhere.
+# WORDS INSTALLER…: packages that have an index of their own come first, without their dependencies:
+# nothing else is to come from there, and they do not come from elsewhere.
 by_steps() {
     words=$1
     shift
     for list in "$drop"/scoped-*.txt; do
         if [ -f "$list" ]; then
             attempt "installing packages from their own index" \
-                env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL "$@" --no-deps -r "$list" || return 1
+                env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+                "$@" --no-deps -r "$list" || return 1
         fi
     done
     set -- "$@" -r "$drop/requirements.txt" -c "$drop/builds.txt"
@@ -284,7 +311,8 @@ takes_cuda() {
 
 refuse_cuda() {
     tell step "looking for a build of torch without CUDA"
-    echo "torch is needed there, the host has no GPU, and its package indexes have only builds for CUDA"
+    echo "torch is needed there, the host has no GPU," \
+        "and its package indexes have only builds for CUDA"
     command= status=1
     fail
 }
@@ -294,13 +322,13 @@ guard_pip() {
     if [ -z "$uv" ] || [ -z "$no_cuda" ]; then return; fi
     if (
         unset UV_TORCH_BACKEND
-        "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" "$drop/requirements.txt" \
-            -c "$drop/builds.txt" -o "$drop/any.txt"
+        "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
+            "$drop/requirements.txt" -c "$drop/builds.txt" -o "$drop/any.txt"
     ) >/dev/null 2>&1 </dev/null && takes_cuda "$drop/any.txt"; then refuse_cuda; fi
 }
 
-# uv reads no configuration of pip; what this host says of indexes and certificates is passed on, without those
-# that do not answer: uv and pip would wait for each of them with every package.
+# uv reads no configuration of pip: pass on this host's indexes and certificates, without indexes
+# that do not answer, because uv and pip would wait for each of them with every package.
 as_pip() {
     UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1
     export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS
@@ -337,10 +365,12 @@ answering() {
 
 # The notebook has sent wheels: they are all that there is, and no index is asked.
 sent_alone() {
-    unset UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+    unset UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL
+    unset PIP_INDEX_URL PIP_EXTRA_INDEX_URL
     PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=$sent_links
     UV_NO_CONFIG=1 UV_NO_INDEX=1 UV_FIND_LINKS=$sent_links UV_OFFLINE=1
-    export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
+    export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS
+    export UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
     backend= silent=
 }
 

@@ -70,6 +70,7 @@ class Xid:
 def xids(log: Iterable[str]) -> tuple[Xid, ...]:
     """Parse errors from lines of the kernel's log, each device and number once."""
     matches = (re.search(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", line) for line in log)
+    # a broken GPU logs the same error thousands of times
     return tuple(dict.fromkeys(Xid(match[1], int(match[2])) for match in matches if match))
 
 
@@ -121,6 +122,8 @@ class Findings:
         """Problems of all nodes, in node order."""
         drivers = Counter(gpu.driver for node in self.nodes for gpu in node.gpus)
         usual = drivers.most_common(1)[0][0] if drivers else ""
+        # The median and not the mean: one clock that is hours off must not make the others look
+        # wrong.
         clock = median([node.clock_offset for node in self.nodes if not node.unreached] or [0.0])
         verdicts = []
         for index, node in enumerate(self.nodes):
@@ -162,6 +165,7 @@ def _broken(node: Health, expected: int) -> list[str]:
     if node.unreached:
         return [f"not checked: {node.unreached}"]
     reasons = []
+    # nvidia-smi may list the working GPUs and complain about another one that nobody asked for
     if node.complaint and (expected or not node.gpus):
         reasons.append(f"nvidia-smi: {' '.join(node.complaint.split())[:300]}")
     elif len(node.gpus) < expected:
@@ -189,7 +193,8 @@ def _notes_of(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
     ]
     if node.disk_free < LEAST_DISK:
         notes.append(f"{size(node.disk_free)} of its disk free")
-    # Its clock may differ from the notebook's, or from those of the other nodes.
+    # Its clock may differ from the notebook's, or from those of the other nodes. The error bound is
+    # subtracted, because over a slow connection the measurement is uncertain by half a round trip.
     if (
         max(abs(node.clock_offset), abs(node.clock_offset - usual_clock)) - node.clock_error
         > CLOCK_SECONDS
@@ -221,6 +226,7 @@ def _clock(node: Health) -> str:
 def _errors(node: Health) -> str:
     if not (node.gpus or node.complaint):
         return "-"
+    # consumer GPUs report no ECC errors at all, and the sum of nothing must not read as 0 errors
     errors = [gpu.errors for gpu in node.gpus if gpu.errors is not None]
     ecc = f"{sum(errors)} ECC" if errors else "ECC not told"
     if node.xids is None:

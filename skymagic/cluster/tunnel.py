@@ -134,6 +134,8 @@ class Tunnel:
         Args:
             preferred_port: the local port, if it is free.
         """
+        # One listener for each target: callers ask again after each reconnection, and a program
+        # that remembers the port must not lose it.
         if (existing := self._ports.get((address, port))) is not None:
             return existing
         try:
@@ -146,7 +148,10 @@ class Tunnel:
         self._ports[address, port] = local_port
         target = OPEN_CHANNEL.encode(OpenChannel(address, port))
         self._listeners.append(listener)
+        # the selector belongs to the tunnel's thread
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
+        # Race: if the thread ended before the append, it did not close this listener. Checked after
+        # the append, so that one of the two closes it; closing twice is harmless.
         if self._closed:
             listener.close()
         return local_port
@@ -159,6 +164,7 @@ class Tunnel:
 
         def again() -> None:
             if self._loop.attached and self._exit_deadline is None:
+                # detached first: its end must not count as a loss, which would show "reconnecting"
                 self._loop.detach_silently()
                 self._drop_connection()
                 self._open_connection()
@@ -188,6 +194,7 @@ class Tunnel:
                 most `LINGER_TIMEOUT`.
         """
         self.agent.close()
+        # the thread continues, and ends once the node has been notified
         if linger and self.lingering:
             return
         self._post(self._end)
@@ -208,12 +215,15 @@ class Tunnel:
 
     def _post(self, call: Callable[[], None]) -> None:
         """Run a function on the tunnel's thread, unless the tunnel is over."""
+        # Appended before the thread is woken: in the other order it could find nothing, and sleep.
         self._calls.append(call)
         # A full pipe wakes the thread anyway; a closed one means that the thread has ended.
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
     def _on_calls(self) -> None:
+        # The bytes are taken out before the calls: a call that is appended meanwhile leaves another
+        # byte, which wakes the thread once more.
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
         while self._calls:
@@ -247,6 +257,7 @@ class Tunnel:
     def _set_state(self, state: str, reason: str = "") -> None:
         changed = state != self.state
         self.state, self.reason = state, reason
+        # each attempt has a reason of its own; listeners are told of the first one only
         if changed:
             log = logger.warning if state in ("reconnecting", "lost") else logger.info
             log("tunnel is %s: reason=%s", state, reason.partition("\n")[0])
@@ -265,7 +276,11 @@ class Tunnel:
                 self._deadline = time.monotonic() + HANDSHAKE_TIMEOUT
 
         def request() -> HandshakeRequest:
+            # The timeout begins here and not with the attempt: a login may be slow, and has its own
+            # time limit.
             self._post(wait)
+            # Once a daemon has answered, another one is not the same agent: it must not be started
+            # by a reconnection.
             started = bool(self._boot_id)
             return HandshakeRequest(
                 self._secret,
@@ -294,6 +309,7 @@ class Tunnel:
     def _on_reply(
         self, connection: TunnelConnection, reply: HandshakeReply, payload: bytes
     ) -> None:
+        # a reply of a connection that was given up meanwhile
         if connection is not self._connection:
             return
         self._deadline = None
@@ -309,9 +325,11 @@ class Tunnel:
         self._boot_id = reply.boot_id
         try:
             self._loop.attach(connection.near, reply.received, already_read=payload)
+        # The daemon has fewer frames than it once acknowledged: it is a new one of the same name.
         except ProtocolError as problem:
             self._fail(f"{GONE}: {problem}")
             return
+        # the payload may have held the agent's end, or an error that detached the loop again
         if self._loop.attached and self._exit_deadline is None:
             self._set_state("connected")
 
@@ -324,6 +342,8 @@ class Tunnel:
     def _drop_connection(self) -> None:
         """Close the current connection in the background."""
         if self._connection is not None:
+            # A transport on a dead network may take minutes to close, so this thread does not wait;
+            # `close` waits for those that are not closed by then.
             self._connection.give_up()
             self._old_connections = [
                 connection for connection in self._old_connections if not connection.closed.is_set()
@@ -336,6 +356,8 @@ class Tunnel:
         self._drop_connection()
         if self._closed:
             return
+        # Progress and not a successful handshake resets the backoff: a connection that always
+        # breaks at its first frame would otherwise be made again without a pause.
         if self._session.progress > self._progress:
             self._tries, self._progress = 0, self._session.progress
         # without a boot id the node has never answered
@@ -362,6 +384,8 @@ class Tunnel:
             self.agent.receive(frame.data)
         elif frame.kind == frames.EXIT:
             end = AGENT_EXIT.decode(frame.data)
+            # before the deadline is set: from then on the state is final, whatever happens to the
+            # connection
             self._set_state("lost", how_ended(end.status, end.stderr))
             # the daemon ends once it knows that this frame has arrived
             self._exit_deadline = time.monotonic() + EXIT_TIMEOUT
@@ -372,8 +396,10 @@ class Tunnel:
     def _accept(self, listener: socket.socket, target: bytes) -> None:
         if (sock := accept_ready(listener)) is None:
             return
+        # Nagle's algorithm would add up to 40 ms to each small message of a forwarded port
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._channel += 1
+        # OPEN goes first: the channel's own frames follow it in the same session, in order
         self._session.put(frames.OPEN, self._channel, target)
         self._loop.channels.add(self._channel, sock)
 
@@ -388,6 +414,7 @@ class Tunnel:
 
         def send_eof() -> None:
             self._session.put(frames.EOF, 0)
+            # at once, and not after the delay of the last failed attempt
             if self._connection is None:
                 self._open_connection()
 
@@ -410,6 +437,7 @@ class Tunnel:
             return
         logger.info("agent out of reach: it is ended in the background")
         self.lingering = True
+        # the pool is over: changes of this tunnel's state concern nobody
         self._on_state = lambda _: None
         self._linger_deadline = time.monotonic() + LINGER_TIMEOUT
         self.agent.ended(self.reason or "the node is out of reach")
@@ -447,6 +475,7 @@ class AgentTunnel:
         self._given_up = [tunnel for tunnel in self._given_up if not tunnel.wait_over(0.0)]
         before = tuple(self._given_up)
 
+        # on the connection's thread: a node that is out of reach delays its own agent only
         def connect_after_eviction() -> Transport:
             _evict(before)
             return connect()
@@ -490,6 +519,7 @@ def _evict(tunnels: Sequence[Tunnel]) -> None:
         TimeoutError: one is still out of reach.
     """
     end = time.monotonic() + EVICTION_TIMEOUT
+    # all of them first: they reconnect at the same time, and share the timeout
     for tunnel in tunnels:
         tunnel.retry()
     for tunnel in tunnels:

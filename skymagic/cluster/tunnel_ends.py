@@ -44,6 +44,8 @@ class TunnelConnection:
         replied: Callable[[TunnelConnection, HandshakeReply, bytes], None],
         ended: Callable[[TunnelConnection, str], None],
     ) -> None:
+        # The loop can only wait for sockets, and a transport may be a pipe, a channel, or a
+        # call that blocks. So threads copy between the transport and this pair.
         self.near, self._far = socket.socketpair()
         self._connect, self._request = connect, request
         self._replied, self._ended = replied, ended
@@ -66,13 +68,17 @@ class TunnelConnection:
         """Close the transport in the background, even in the middle of a call. Safe to call
         twice.
         """
+        # shut down first: a thread that waits in recv or sendall on the other end would not notice
+        # the close alone
         with contextlib.suppress(OSError):
             self.near.shutdown(socket.SHUT_RDWR)
         self.near.close()
-        self._abandoned = True
+        self._abandoned = True  # for a transport that is still being opened
         threading.Thread(target=self._close, name="skymagic-connection-close", daemon=True).start()
 
     def _close(self) -> None:
+        # Both threads and `give_up` come here. The lock makes the later ones wait for the first, so
+        # that `closed` is set when any of them returns.
         with self._closing:
             if self._transport is not None and not self.closed.is_set():
                 try:
@@ -97,8 +103,10 @@ class TunnelConnection:
             why = str(problem) or type(problem).__name__
             self.gone = isinstance(problem, HostGone)
         finally:
+            # The loop reads what has arrived to its end before it sees that the connection is over.
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)
+            # without a transport there is no thread that sends, which would close it
             if self._transport is None:
                 self._far.close()
                 self.closed.set()
@@ -108,12 +116,14 @@ class TunnelConnection:
     def _receive_loop(self, transport: Transport) -> None:
         transport.write(HANDSHAKE_REQUEST.encode(self._request()))
         data = b""
+        # a login shell may print lines before the attach process starts
         while (reply_and_rest := HANDSHAKE_REPLY.first(data, noise=True)) is None:
             piece = transport.read()
             if not piece:
                 return
             data += piece
         reply, remaining = reply_and_rest
+        # before any other byte reaches the loop: `remaining` are the first bytes of its frames
         self._replied(self, reply, remaining)
         if not reply.error:
             while data := transport.read():
@@ -158,6 +168,8 @@ class AgentEnd:
         """
         if self._complaint is not None:
             raise BrokenPipeError(self._complaint or "the agent has ended")
+        # a copy: the caller may reuse its buffer, and the session keeps the bytes until the other
+        # end has acknowledged them
         self._send(bytes(data))
 
     def complaint(self) -> str:
@@ -179,6 +191,7 @@ class AgentEnd:
 
     def ended(self, complaint: str) -> None:
         """Mark the end of the agent's output; the first reason counts."""
+        # a lingering tunnel calls this twice: when it is given up, and at its thread's end
         with self._changed:
             if self._complaint is None:
                 self._complaint = complaint

@@ -20,11 +20,12 @@ import html
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skymagic.display.live import is_watched, own_kernel, widget_view
+from skymagic.wire.typed import JsonObject
 
 RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
 """Seconds between two measurements of the ranks' resource use, and seconds in total.
@@ -44,9 +45,11 @@ DISCONNECTED = ".jupyter-widgets-disconnected"
 ipywidgets sets it and marks these dead widgets with a broken link as an icon.
 """
 STYLE = f"""<style>
-.{LINE_CLASS}{DISCONNECTED}::before, .{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
+.{LINE_CLASS}{DISCONNECTED}::before,
+.{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
 .{LINE_CLASS} .jupyter-button{DISCONNECTED} {{ display: none !important; }}
-.{LIVE_CLASS}{DISCONNECTED} .widget-html:first-child .widget-html-content > div:first-child::after {{
+.{LIVE_CLASS}{DISCONNECTED}
+.widget-html:first-child .widget-html-content > div:first-child::after {{
     content: " · disconnected from the kernel"; white-space: nowrap;
 }}
 </style>"""
@@ -120,7 +123,7 @@ class Controls:
         """True if the front end seems not to show the widgets."""
         return not self.answered and time.monotonic() - self._offered > DEADLINE
 
-    def bundle(self) -> dict[str, Any]:
+    def bundle(self) -> JsonObject:
         """Return the MIME data of the widgets, to be displayed besides the text."""
         return widget_view(self._box.model_id)
 
@@ -139,7 +142,7 @@ class Controls:
         if not self._closed and list(self._row.children[1:]) != buttons:
             self._row.children = (self._line, *buttons)
 
-    def _on_view_count(self, data: Mapping[str, Any]) -> None:
+    def _on_view_count(self, data: JsonObject) -> None:
         """Process the front end's count of the widget's views."""
         if data.get("method") == "update" and data.get("state", {}).get("_view_count"):
             self.answered = True
@@ -259,10 +262,10 @@ def _button(label: str, icon: str, tooltip: str) -> Any:
     )
 
 
-def _click_receiver(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
+def _click_receiver(call: Callable[[], None]) -> Callable[[JsonObject], None]:
     """Return a receiver of a button's messages that calls `call` on clicks."""
 
-    def take(data: Mapping[str, Any]) -> None:
+    def take(data: JsonObject) -> None:
         if data.get("method") == "custom" and data.get("content", {}).get("event") == "click":
             call()
 
@@ -294,7 +297,7 @@ def controls(line: str, actions: Actions) -> Controls | None:
 # in their order. This relies on how ipykernel reads (a ZMQStream with a callback), which is not
 # guaranteed: a button appears only after a first message has arrived.
 
-Take = Callable[[Mapping[str, Any]], object]
+Take = Callable[[JsonObject], object]
 """Function that receives the data of a message in the widgets' protocol.
 
 The data has ``method`` and ``state`` or ``content``.

@@ -73,7 +73,7 @@ def _stack(stack: Stack | None) -> str:
         return ": between lines of the cell"
     rows = [(f"    {_where(frame)}", frame.code) for frame in shown(frames)]
     interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.native else ""
-    return f" {text.place(frames)}{interpreter_note}\n{text.table(rows)}"
+    return f" {text.position(frames)}{interpreter_note}\n{text.table(rows)}"
 
 
 def shown(frames: Sequence[StackFrame]) -> list[StackFrame]:

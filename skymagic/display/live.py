@@ -12,9 +12,11 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.wire.typed import JsonObject
 from skymagic.wire.untrusted import sanitized
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -111,7 +113,7 @@ def names_parent_cell(kernel: Any) -> bool:
     return not parent or CELL_ID in (parent.get("metadata") or {})
 
 
-def widget_view(model: str) -> dict[str, Any]:
+def widget_view(model: str) -> JsonObject:
     """Return the display bundle of a widget model, by MIME type."""
     return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
@@ -177,22 +179,41 @@ def send_collected() -> None:
     _collected.parts = None if outer is None else []
 
 
-def show(content: Mapping[str, Any], *, update: bool = False) -> None:
+@dataclass(frozen=True)
+class DisplayData:
+    """Content of a Jupyter display message.
+
+    Attributes:
+        data: representations by MIME type.
+        metadata: metadata of the representations.
+        transient: information that is not saved with the notebook, such as ``display_id``.
+    """
+
+    data: JsonObject
+    metadata: JsonObject = field(default_factory=dict)
+    transient: JsonObject = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, content: JsonObject) -> DisplayData:
+        """Return the content of a message that a rank has sent; metadata may be missing or null."""
+        metadata, transient = content.get("metadata") or {}, content.get("transient") or {}
+        return cls(dict(content["data"]), dict(metadata), dict(transient))
+
+
+def show(content: DisplayData, *, update: bool = False) -> None:
     """Show a bundle of representations: richly in IPython, as text elsewhere."""
-    data = dict(content["data"])
     if in_ipython():
         from IPython.core.interactiveshell import InteractiveShell
 
         send_collected()
-        metadata, transient = (
-            dict(content.get("metadata") or {}),
-            dict(content.get("transient") or {}),
-        )
         InteractiveShell.instance().display_pub.publish(
-            data=data, metadata=metadata, transient=transient, update=update
+            data=content.data,
+            metadata=content.metadata,
+            transient=content.transient,
+            update=update,
         )
     else:
-        write("stdout", f"{data.get('text/plain', '')}\n")
+        write("stdout", f"{content.data.get('text/plain', '')}\n")
 
 
 class Area:
@@ -200,20 +221,23 @@ class Area:
 
     def __init__(self) -> None:
         self._id = f"skymagic-{secrets.token_hex(8)}"
-        self._drawn: dict[str, Any] | None = None
+        self._drawn: JsonObject | None = None
 
-    def draw(self, text: str, html: str = "", more: Mapping[str, Any] | None = None) -> None:
+    def draw(self, text: str, html: str = "", more: JsonObject | None = None) -> None:
         """Show this content, and `more` by MIME type; unchanged content is not sent again."""
         data = {"text/plain": text, **({"text/html": html} if html else {}), **(more or {})}
         if data == self._drawn:
             return
-        show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
+        show(self._content(data), update=self._drawn is not None)
         self._drawn = data
 
     def again(self) -> None:
         """Show it again below the current output, after the cell was cleared."""
         if self._drawn is not None:
-            show({"data": self._drawn, "transient": {"display_id": self._id}})
+            show(self._content(self._drawn))
+
+    def _content(self, data: JsonObject) -> DisplayData:
+        return DisplayData(data, transient={"display_id": self._id})
 
 
 class StatusLine:

@@ -203,10 +203,17 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
     folded = sum(len(node.ranks) for node in nodes) > MAX_RANK_CELLS and len(nodes) > 1
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
-        f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else ' '.join(_rank_cell(node, *rank) for rank in node.ranks)} "
-        f'{_bar(node.share)}<span style="{DIM}">{escape(_doing(node, folded))}</span></span></div>'
+        f"<span>{_cells(node, folded)} {_bar(node.share)}"
+        f'<span style="{DIM}">{escape(_doing(node, folded))}</span></span></div>'
         for node in nodes
     ]
+
+
+def _cells(node: NodeView, folded: bool) -> str:
+    """Return one cell for the node if its ranks are folded, and else a cell for each rank."""
+    if folded:
+        return _node_cell(node, count(len(node.ranks), "rank"))
+    return " ".join(_rank_cell(node, *rank) for rank in node.ranks)
 
 
 def _doing(node: NodeView, folded: bool) -> str:

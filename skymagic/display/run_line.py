@@ -49,7 +49,7 @@ class Progress:
         return None if not self.total else min(1.0, self.done / self.total)
 
     @property
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Estimated remaining seconds at the current rate."""
         if self.total is None or not self.rate > 0:
             return 0.0 if self.share == 1 else None
@@ -192,7 +192,7 @@ def _moved_text(verb: str, nbytes: int, seconds: float) -> str:
 
 def progress_parts(progress: Progress) -> list[str]:
     """Return percentage, time left and throughput, as far as they are known."""
-    share, seconds_left = progress.share, progress.left
+    share, seconds_left = progress.share, progress.remaining_seconds
     parts = [f"step {progress.done:g}"] if share is None else [f"{math.floor(100 * share)}%"]
     parts += [f"{clock(seconds_left)} left"] if seconds_left is not None and share != 1 else []
     parts += [f"{short(progress.rate)} steps/s"] if progress.rate > 0 else []

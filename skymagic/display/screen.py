@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from skymagic.display import text as display
 from skymagic.display.labels import Labels
 from skymagic.display.live import (
     Area,
+    DisplayData,
     StatusLine,
     in_ipython,
     in_notebook,
@@ -28,6 +29,7 @@ from skymagic.display.live import (
 from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
+from skymagic.wire.typed import JsonObject
 from skymagic.wire.untrusted import print_sanitized, sanitized
 
 SHIPPED = "[shipped"
@@ -49,7 +51,7 @@ class Screen:
     def text(self, rank: int, name: str, text: str) -> None:
         """Show text of a rank's standard stream."""
 
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+    def rich(self, rank: int, kind: str, content: JsonObject) -> None:
         """Show a Jupyter display message."""
 
     def note(self, text: str) -> None:
@@ -108,11 +110,11 @@ class NotebookScreen(Screen):
             alone = not (self._many or self._view.shown)
             self._bars.feed(rank, name, text, time.monotonic(), all=alone)
 
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+    def rich(self, rank: int, kind: str, content: JsonObject) -> None:
         """Show a display message."""
         self._show(partial(self._show_rich, rank, kind, content))
 
-    def _show_rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+    def _show_rich(self, rank: int, kind: str, content: JsonObject) -> None:
         update = kind == "update_display_data"
         if not update:
             self._labels.before_rich(rank)
@@ -125,7 +127,7 @@ class NotebookScreen(Screen):
             self._clear()
         if self._many and not update:
             write("stdout", f"[{rank}]\n")
-        show(content, update=update)
+        show(DisplayData.of(content), update=update)
 
     def _show(self, output: Callable[[], None]) -> None:
         """Show output after all earlier output.

@@ -226,7 +226,7 @@ class Bars:
         """Return the progress of the slowest rank, or None without bars."""
         ranks = (nested(list(bars)) for bars, _ in self._streams.values())
         by_rank = [progress for progress in ranks if progress is not None]
-        return min(by_rank, key=lambda one: one.share or 0.0, default=None)
+        return min(by_rank, key=lambda progress: progress.share or 0.0, default=None)
 
     def open_line(self) -> tuple[str, OpenLine] | None:
         """Return the name and the open line of the most recently written stream.

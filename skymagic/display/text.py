@@ -208,7 +208,7 @@ def gpus(name: str | None, devices_here: Sequence[GpuDevice], complaint: str = "
     return f"on this machine: {devices}\n\n{accelerator_table}"
 
 
-def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
+def packages(nodes: Mapping[str, Environment], notebook: Environment) -> str:
     """Return the packages installed on nodes, with the notebook's version, a row per distribution.
 
     Args:
@@ -219,7 +219,7 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
         nodes_by_versions.setdefault(tuple(sorted(environment.versions.items())), []).append(name)
     columns = [dict(versions) for versions in nodes_by_versions]
     rows = [
-        (name, *(column.get(name, "-") for column in columns), here.versions.get(name, "-"))
+        (name, *(column.get(name, "-") for column in columns), notebook.versions.get(name, "-"))
         for name in sorted({name for column in columns for name in column})
     ]
     return table(
@@ -232,11 +232,11 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
 
 def frame_text(frame: StackFrame) -> str:
     """Return a frame as text: "line 7 of the cell in <module>"."""
-    place = f"line {frame.line}" if frame.cell is not None else f"{frame.file}:{frame.line}"
-    return place if frame.name == "<module>" else f"{place} in {frame.name}"
+    line = f"line {frame.line}" if frame.cell is not None else f"{frame.file}:{frame.line}"
+    return line if frame.name == "<module>" else f"{line} in {frame.name}"
 
 
-def places(by_rank: Mapping[int, Sequence[StackFrame]]) -> str:
+def positions(by_rank: Mapping[int, Sequence[StackFrame]]) -> str:
     """Return the positions of ranks in one line, grouped by position.
 
     Example: "ranks 0–2 in all_reduce, line 3; rank 3 in load, line 6".
@@ -244,12 +244,12 @@ def places(by_rank: Mapping[int, Sequence[StackFrame]]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, frames in sorted(by_rank.items()):
         if frames:
-            groups.setdefault(place(frames), []).append(rank)
-    parts = [f"{rank_words(ranks)} {where}" for where, ranks in groups.items()]
+            groups.setdefault(position(frames), []).append(rank)
+    parts = [f"{rank_words(ranks)} {text}" for text, ranks in groups.items()]
     return "; ".join([*parts[:SHOWN_PLACES], *(["…"] if len(parts) > SHOWN_PLACES else [])])
 
 
-def place(frames: Sequence[StackFrame]) -> str:
+def position(frames: Sequence[StackFrame]) -> str:
     """Return the innermost function of a stack, and the line in the user's code.
 
     Examples: "in all_reduce, line 3", "in conv2d, line 19 of forward".

@@ -207,7 +207,7 @@ class FileClients:
         # partial files.
         wait(self._jobs, STOP_TIMEOUT)
 
-    def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
+    def run_on_all(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
         """Run a job with every client concurrently, and return the results in node order.
 
         Raises:

@@ -120,9 +120,7 @@ class NodeDownload:
         follow: bool,
     ) -> None:
         self.node = client.node
-        self._found = Listing.of(
-            client.request(files_wire.List(src, follow), files_wire.ListReply).listing
-        )
+        self._found = Listing.of(client.request(files_wire.List(src, follow), files_wire.ListReply))
         if problems := [
             *self._found.problems,
             *unsafe(self._found.entries),
@@ -276,7 +274,7 @@ class Files:
             raise files_error(NOTHING_COPIED, [("", problem) for problem in listing.problems], 1)
         counter = ByteCounter(progress)
         with FileClients(self._selected(nodes), self._start, counter.show) as clients:
-            replies = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
+            replies = dict(clients.run_on_all(lambda client: (client.node, _stat(client, dst))))
             goal = destination(listing, dst, [reply.kind for reply in replies.values()])
             bases = {node: goal.base(reply.path) for node, reply in replies.items()}
             entries = renamed(listing.entries, goal.name)
@@ -310,20 +308,22 @@ class Files:
         except LookupError as problem:
             raise files_error(NOTHING_COPIED, [("", str(problem))], 1) from None
 
-        def place(node: Node, found: Listing) -> tuple[str, str | None]:
+        def target_of(node: Node, listing: Listing) -> tuple[str, str | None]:
             """Return the folder for a node's files, and their new name there or None."""
             if len(selected) > 1:
                 return str(_own_folder(full, node)), None
-            goal = destination(found, target, [FOLDER] if full.is_dir() else [])
+            goal = destination(listing, target, [FOLDER] if full.is_dir() else [])
             return goal.base(str(full)), goal.name
 
         counter = ByteCounter(progress)
         with FileClients(selected, self._start, counter.show) as clients:
-            downloads = clients.each(lambda client: NodeDownload(client, src, place, follow))
+            downloads = clients.run_on_all(
+                lambda client: NodeDownload(client, src, target_of, follow)
+            )
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(
-                clients.each(
+                clients.run_on_all(
                     lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED
                 )
             )

@@ -103,9 +103,9 @@ def _once(listing: Listing) -> Listing:
     """Keep the first entry of each path."""
     first = {entry.path: number for number, entry in reversed(list(enumerate(listing.entries)))}
     numbers = sorted(first.values())
-    listing.entries, listing.places = (
+    listing.entries, listing.file_places = (
         [listing.entries[n] for n in numbers],
-        [listing.places[n] for n in numbers],
+        [listing.file_places[n] for n in numbers],
     )
     return listing
 

@@ -25,7 +25,7 @@ from skymagic.files.changes import (
     large_pieces,
 )
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
-from skymagic.files.transfer.listing import Entry, Listing
+from skymagic.files.transfer.listing import Entry, Listing, columns_of
 from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
 from skymagic.wire import files as files_wire
 
@@ -80,7 +80,7 @@ class DataPlane:
         self.store.unpin(keys)
         self.store.drop(key for key in keys if not self.store.pinned(key))
 
-    def places(self, node: Node, key: str) -> list[str]:
+    def paths(self, node: Node, key: str) -> list[str]:
         """Return the paths where a value may be on a node."""
         name = self.store.name(key)
         return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
@@ -226,7 +226,7 @@ class Upload:
         digests = dict(
             zip(
                 unclear,
-                listed_digests(self._found.places[number] for number in unclear),
+                listed_digests(self._found.file_places[number] for number in unclear),
                 strict=True,
             )
         )
@@ -267,18 +267,18 @@ class Upload:
                 self._found.notes,
             )
 
-        return tuple(self._clients.each(write, PARTLY_COPIED))
+        return tuple(self._clients.run_on_all(write, PARTLY_COPIED))
 
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool
     ) -> dict[FileClient, files_wire.CompareReply]:
         """Return each node's differences."""
         source = self._found
-        rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in source.tops]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-
+        columns = columns_of(self._entries)
         requests: dict[Node, files_wire.FileMessage] = {
-            node: files_wire.Compare(base, columns, tops, source.contents, source.machine, mirror)
+            node: files_wire.Compare(
+                base, columns, source.tops, source.contents, source.machine, mirror
+            )
             for node, base in bases.items()
         }
 
@@ -289,12 +289,12 @@ class Upload:
             return client, reply
 
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
-        if plane is None or not several or len(rows) < MANY_FILES:
-            return dict(self._clients.each(compare))
+        if plane is None or not several or len(self._entries) < MANY_FILES:
+            return dict(self._clients.run_on_all(compare))
         key = plane.put([zlib.compress(files_wire.encode(next(iter(requests.values()))), 9)])
         try:
             requests |= {node: plane.include(node, key, deflated=True) for node in bases}
-            return dict(self._clients.each(compare))
+            return dict(self._clients.run_on_all(compare))
         finally:
             plane.drop([key])
 
@@ -317,7 +317,9 @@ class Upload:
     def _frames(
         self, want: Sequence[int], remote_digests: Mapping[int, str], on_bytes: OnBytes
     ) -> Generator[bytes, None, None]:
-        files = ((number, self._entries[number], self._found.places[number]) for number in want)
+        files = (
+            (number, self._entries[number], self._found.file_places[number]) for number in want
+        )
         return files_wire.joined(encoded_files(files, on_bytes, remote_digests))
 
     def _send(

@@ -34,7 +34,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.results import Unavailable
 from skymagic.run.state import Limits, Report, RunSpec, end_of
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, RunCell
 
 
 @dataclass(frozen=True)
@@ -165,25 +165,27 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
     """Build the specification of a cell's run. Raises RequestError."""
     ranks, visible = request.who(pool.world_size)
     senders = ranks[:1] if request.head else ranks
-    return RunSpec(
-        source=cell.source,
-        source_without_magics=source_without_magics,
+    order = RunCell(
         ranks=ranks,
         visible_ranks=visible,
-        value_ranks=senders
-        if request.output or request.noblock
-        else (),  # a handle's result() gives them
+        # a handle's result() gives them
+        value_ranks=senders if request.output or request.noblock else (),
         gather=request.gather,
         gather_ranks=senders if request.gather else (),
-        push=request.push,
-        no_push=request.no_push,
         profile=profiled_ranks(request, pool.world_size, ranks),
-        fresh=request.fresh,
-        waits=request.busy == "wait",
         output=request.output or "",
         head=request.head,
         execution_count=cell.execution_count,
         compiler_flags=cell.compiler_flags,
+    )
+    return RunSpec(
+        order,
+        cell.source,
+        source_without_magics,
+        push=request.push,
+        no_push=request.no_push,
+        fresh=request.fresh,
+        waits=request.busy == "wait",
     )
 
 
@@ -248,7 +250,7 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
         limits,
         lambda shown: pool.runs.follow(spec, unfinished.run, shown, limits, stop),
         stop,
-        names=tuple(name for name in (spec.output, *spec.gather) if name),
+        names=tuple(name for name in (spec.order.output, *spec.order.gather) if name),
         partly=True,
         elapsed=unfinished.seconds,
     )
@@ -281,11 +283,11 @@ def _carried_out(
             pool.picture,
         )
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
-    notebook = NotebookScreen(spec.visible_ranks, view)
+    notebook = NotebookScreen(spec.order.visible_ranks, view)
     with interrupt.deferred() as interrupts, showing_end(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()
-        if spec.profile:
+        if spec.order.profile:
             _keep_profiles(report, spec, pool)
         try:
             # with `partly`, ranks lost while no notebook was attached cost only their own values
@@ -304,14 +306,15 @@ def _carried_out(
 
 def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
     """Write the profiles of ``--profile``, also for a failed cell, and show where they are."""
-    refs = {rank: ref for rank in spec.profile if (ref := report.ranks[rank].profile) is not None}
+    profiled, number = spec.order.profile, spec.order.execution_count
+    refs = {rank: ref for rank in profiled if (ref := report.ranks[rank].profile) is not None}
     try:
         found_profiles = {
             rank: profiles.Profile.parse(pool.shipper.unpack(ref))
             for rank, ref in refs.items()
             if not ref.error
         }
-        lines = profiles.write_profiles(found_profiles, spec.execution_count, Path.cwd())
+        lines = profiles.write_profiles(found_profiles, number, Path.cwd())
     except OSError as problem:  # it must not hide a failure of the cell
         lines = [f"the profile of this cell could not be kept: {problem}"]
     for line in lines:
@@ -355,7 +358,8 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     ]
     undefined: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    values_by_rank = [report.ranks[rank].values for rank in spec.ranks]
+    order = spec.order
+    values_by_rank = [report.ranks[rank].values for rank in order.ranks]
     pool.shipper.prefetch(ref for values in values_by_rank for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
@@ -372,19 +376,19 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
             refused.setdefault(f"{name}: {reason}", []).append(rank)
         return Unavailable(rank, reason)
 
-    values = Values(spec.ranks)
-    values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
-    if spec.beside and not spec.output:
+    values = Values(order.ranks)
+    values.value = [fetch(rank, LAST_VALUE) for rank in order.value_ranks]
+    if spec.beside and not order.output:
         refused.clear()  # an optional value: its placeholder carries the reason
-    gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
+    gathered = {name: [fetch(rank, name) for rank in order.gather_ranks] for name in order.gather}
     # a name that no rank has leaves the notebook's own value unchanged
     undefined_everywhere = {
-        name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)
+        name for name, ranks in undefined.items() if len(ranks) == len(order.gather_ranks)
     }
     values.variables = {
         name: listed for name, listed in gathered.items() if name not in undefined_everywhere
     }
-    first = report.ranks[spec.gather_ranks[0]].values if spec.gather else {}
+    first = report.ranks[order.gather_ranks[0]].values if order.gather else {}
     values.types = {
         name: first[name].type.rpartition(".")[2] for name in values.variables if name in first
     }

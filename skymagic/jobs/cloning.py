@@ -138,7 +138,7 @@ def _check_sent(pool: Pool, lent: LentNames, source: int) -> None:
             f"{name} cannot be sent from rank {source}: {reason}"
             for name, reason in lent.refused.items()
         ]
-        raise CaptureError("; ".join(reasons))
+        raise CaptureError("; ".join(reasons), rank=source, names=lent.refused)
 
 
 def _reform_process_group(pool: Pool) -> None:

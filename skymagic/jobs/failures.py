@@ -214,14 +214,14 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     root_causes = [item for item in failures if not item.secondary]
     if pool.ended is not None and any(item.died == pool.ended for item in failures):
         earlier = [
-            f"rank {item.rank}: {item.words}" for item in root_causes if item.died != pool.ended
+            f"rank {item.rank}: {item.summary}" for item in root_causes if item.died != pool.ended
         ]
         error: RunError = RunError("\n".join([f"{pool.ended}: {pool.remedy}", *earlier]))
         error.failures = tuple(failures)
         return error
     if report.interrupted and not any(item.died for item in root_causes):
         stopped = {number: rank.stopped_at for number, rank in report.ranks.items() if rank.stopped}
-        positions = text.places(stopped)
+        positions = text.positions(stopped)
         heading = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
         return RunInterrupted("\n".join([heading, *([positions] if positions else []), *notes]))
     if report.timed_out:
@@ -336,8 +336,8 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [f"{pool.ended}: {pool.remedy}"]
     if pool.state is State.LOST and not pool.replacement.lost:
         return [messages.suggest_after_loss(pool.name)]
-    if gone := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
-        lost = [rank for index in gone for rank in pool.agents.ranks_of(index)]
+    if lost_nodes := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
+        lost = [rank for index in lost_nodes for rank in pool.agents.ranks_of(index)]
         return messages.ways_without(lost, pool.world_size, replaced=pool.plan.request.replace)
     if pool.inseparable:
         names = ", ".join(pool.inseparable)

@@ -13,10 +13,10 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skymagic.display import text as display
 from skymagic.display.controls import Actions
@@ -42,8 +42,9 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.state import Limits, RankRun, Report, RunSpec
 from skymagic.wire import processes
-from skymagic.wire.order import LAST_VALUE
+from skymagic.wire.order import LAST_VALUE, RunCell
 from skymagic.wire.processes import status_words
+from skymagic.wire.script import ScriptCause, ScriptOrder, ScriptResult
 
 REMOTE_ROOT = "~/.skymagic/work"
 """Parent folder of these copies on a node."""
@@ -92,28 +93,6 @@ NNODES_OPTION = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 
 @dataclass(frozen=True)
-class ScriptCause:
-    """Root cause of a script's failure, found in its output.
-
-    Attributes:
-        text: the traceback or message.
-        summary: its last line.
-        worker: the torchrun worker that failed; "" if unknown.
-        follows: True if it only reports that another process failed.
-    """
-
-    text: str
-    summary: str = ""
-    worker: str = ""
-    follows: bool = False
-
-    @classmethod
-    def parse(cls, values: Any) -> ScriptCause:
-        """Return the cause that a rank's process sent."""
-        return cls(values["text"], values["summary"], values["worker"], values["follows"])
-
-
-@dataclass(frozen=True)
 class ScriptEnd:
     """Result of a script on one node.
 
@@ -137,18 +116,16 @@ class ScriptEnd:
     survivors: tuple[str, ...] = field(default=(), repr=False)
     problem: str = field(default="", repr=False)
 
-    def with_result(self, result: Mapping[str, object]) -> ScriptEnd:
+    def with_result(self, result: ScriptResult) -> ScriptEnd:
         """Return this end with the result that the rank's process sent."""
-        values: Any = result
-        cause = values.get("cause")
         return replace(
             self,
-            status=values.get("status"),
-            tail=values.get("tail", ""),
-            message=values.get("words", values.get("tail", "")),
-            cause=None if cause is None else ScriptCause.parse(cause),
-            survivors=tuple(values.get("left", ())),
-            problem=values.get("problem", ""),
+            status=result.status,
+            tail=result.tail,
+            message=result.message,
+            cause=result.cause,
+            survivors=result.survivors,
+            problem=result.problem,
         )
 
     @property
@@ -226,27 +203,29 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
-    script = {
-        "text": cell.source,
-        "workdir": folder_on_nodes(pool, folder, [topology.node_of(rank) for rank in ranks])
-        if folder
-        else "",
-        "as_rank": request.rank is not None,
-        "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
-        "without": pool_variables(pool),
-        "grace": pool.defaults.grace,
-    }
-    return RunSpec(
-        source=SOURCE,
-        source_without_magics=SOURCE,
+    nodes = [topology.node_of(rank) for rank in ranks]
+    script = ScriptOrder(
+        text=cell.source,
+        workdir=folder_on_nodes(pool, folder, nodes) if folder else "",
+        as_rank=request.rank is not None,
+        env={**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
+        without=pool_variables(pool),
+        grace=pool.defaults.grace,
+    )
+    order = RunCell(
         ranks=ranks,
         value_ranks=ranks,
         visible_ranks=visible,
         execution_count=cell.execution_count,
-        extra={SCRIPT_VARIABLE: script},
-        waits=request.busy == "wait",
         job="script",
         output=request.output or "",
+    )
+    return RunSpec(
+        order,
+        SOURCE,
+        SOURCE,
+        extra={SCRIPT_VARIABLE: script},
+        waits=request.busy == "wait",
     )
 
 
@@ -263,10 +242,10 @@ def single_rank(selection: Selection, world_size: int) -> int:
     return ranks[0]
 
 
-def pool_variables(pool: Pool) -> list[str]:
+def pool_variables(pool: Pool) -> tuple[str, ...]:
     """Return the variables that the pool has set for its ranks and that the user has not."""
     user_variables = {*os.environ, *pool.plan.image.env, *dict(pool.plan.request.env)}
-    return [name for name in ("OMP_NUM_THREADS",) if name not in user_variables]
+    return tuple(name for name in ("OMP_NUM_THREADS",) if name not in user_variables)
 
 
 def too_many_nodes(text: str, nodes: int) -> str:
@@ -302,7 +281,9 @@ def run(
     stop = stop or StopSignal()
 
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
-        if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
+        script = spec.extra[SCRIPT_VARIABLE]
+        assert isinstance(script, ScriptOrder)
+        if note := too_many_nodes(script.text, len(spec.ranks)):
             shown.note(note)
         return pool.runs.run(spec, shown, unstalled, stop)
 
@@ -332,9 +313,9 @@ def _carried_out(
     if view is None and limits.view_after < math.inf:
         actions = Actions(interrupt.stop_from_any_thread(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
-    screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
+    screen = NodeScreen([node_of(rank) for rank in spec.order.visible_ranks], node_of, view)
     with showing_end(
-        view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)
+        view, [spec.order.output] if spec.order.output else [], lambda end: by_node(end, node_of)
     ) as ending:
         # A script's processes are not ours to inspect, so do not report stalls, however long it is
         # silent.
@@ -369,7 +350,7 @@ def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
         result = pool.shipper.unpack(ref)
     elif problem is not None and problem.args:
         result = problem.args[0]
-    if result and isinstance(result, dict):
+    if isinstance(result, ScriptResult):
         return end.with_result(result)
     if failure is not None and not ran.stopped:
         return replace(end, problem=f"{failure.ename}: {failure.evalue}")

@@ -29,7 +29,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.state import Limits, RunSpec
 from skymagic.runtime import generators
-from skymagic.wire.order import FUNCTION_NAME
+from skymagic.wire.order import FUNCTION_NAME, RunCell
 
 ARGUMENT_PREFIX = "_sky_arg_"
 
@@ -94,7 +94,8 @@ def run(
             return values.value
     except CaptureError as error:
         message = str(error).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
-        raise CaptureError(message) from None
+        names = [name.removeprefix(ARGUMENT_PREFIX) for name in error.names]
+        raise CaptureError(message, names=names) from None
     except RankError as error:
         # outside of IPython, only the message and its notes are shown
         if error.traceback and not in_ipython():
@@ -116,16 +117,14 @@ def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     prefix = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; the caller gets it
     source = f"{prefix}{FUNCTION_NAME}({', '.join(argument_texts)});  # {task.name}"
-    return RunSpec(
-        source=source,
-        source_without_magics=source,
+    order = RunCell(
         ranks=ranks,
         visible_ranks=ranks,
         value_ranks=ranks,
         execution_count=execution_count(),
-        extra=extra,
         job="call",
     )
+    return RunSpec(order, source, source, extra=extra)
 
 
 def parameters(task: Task) -> list[str]:

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from skymagic.jobs.task import Task, run
 from skymagic.plugins import _joblib
 from skymagic.pool import Pool
 from skymagic.run.interrupt import StopSignal
+from skymagic.wire.typed import JsonObject
 
 
 class LockedScreen(NotebookScreen):
@@ -34,7 +35,7 @@ class LockedScreen(NotebookScreen):
         with self._lock:
             super().text(rank, name, text)
 
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+    def rich(self, rank: int, kind: str, content: JsonObject) -> None:
         with self._lock:
             super().rich(rank, kind, content)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from skymagic.data.store.store import NodeStore
-from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, listing
+from skymagic.files.transfer.listing import FOLDER, Listing, absolute, entries_of, listing
 from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.kernels.fork import take_streams
@@ -85,9 +85,9 @@ class TransferServer:
                 self._listing = listing(
                     request.path, self._root, self._is_cancelled, follow=request.follow
                 )
-                return files_wire.ListReply(self._listing.plain())
+                return self._listing.reply()
             case files_wire.Hash():
-                paths = [self._listing.places[number] for number in request.numbers]
+                paths = [self._listing.file_places[number] for number in request.numbers]
                 return files_wire.HashReply(listed_digests(paths, self._is_cancelled))
             case files_wire.Compare():
                 return self._compare(request)
@@ -118,11 +118,10 @@ class TransferServer:
         return files_wire.StatReply(full, kind)
 
     def _compare(self, request: files_wire.Compare) -> files_wire.CompareReply:
-        entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
+        entries = entries_of(request.columns)
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
-        tops = [Top(**top) for top in request.tops]
         compare = self._receiver.comparison.compare
-        return compare(request.origin, tops, self._is_cancelled, contents=request.contents)
+        return compare(request.origin, request.tops, self._is_cancelled, contents=request.contents)
 
     def _write(self, request: files_wire.Write) -> files_wire.WriteReply:
         receiver = self._receiver
@@ -156,7 +155,7 @@ class TransferServer:
 
     def _send(self, numbers: list[int], remote_digests: list[str]) -> files_wire.SendFilesReply:
         selected = [
-            (number, self._listing.entries[number], self._listing.places[number])
+            (number, self._listing.entries[number], self._listing.file_places[number])
             for number in numbers
         ]
         for data in files_wire.joined(

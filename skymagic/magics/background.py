@@ -196,10 +196,10 @@ class RunHandle:
     def __repr__(self) -> str:
         seconds = time.monotonic() - self._begun if self._seconds is None else self._seconds
         duration = f"{seconds:.1f} s" if seconds < 60 else duration_text(int(seconds))
-        where = f" on {rank_words(self.ranks)}" if self.ranks else ""
+        ranks = f" on {rank_words(self.ranks)}" if self.ranks else ""
         hint = "" if self.done() or self.stop.sent else f"; Out[{self.number}].cancel() stops it"
         return (
-            f"<cell {self.number}{where}: {self.status} "
+            f"<cell {self.number}{ranks}: {self.status} "
             f"{'after' if self.done() else 'for'} {duration}{hint}>"
         )
 

@@ -37,9 +37,11 @@ def register(shell: InteractiveShell) -> None:
         completion = complete(context.text_until_cursor, shell.user_ns, body)
         if completion is None:
             return completer.SimpleMatcherResult(completions=[])
-        fragment, words = completion
+        fragment, completions = completion
         return completer.SimpleMatcherResult(
-            completions=[completer.SimpleCompletion(text=word, type="option") for word in words],
+            completions=[
+                completer.SimpleCompletion(text=word, type="option") for word in completions
+            ],
             matched_fragment=fragment,
             suppress=True,
             ordered=True,
@@ -92,7 +94,7 @@ def complete(text: str, namespace: Namespace, body: str = "") -> tuple[str, list
     )
     names = help.CompletionNames(
         pools=tuple(pool.name for pool in registry.pools()),
-        leftovers=tuple(record.name for record in records.every()),
+        leftovers=tuple(record.name for record in records.readable_records()),
         hosts=_hosts(),
         variables=tuple(variables),
         rank_variables=rank_variables,
@@ -102,8 +104,8 @@ def complete(text: str, namespace: Namespace, body: str = "") -> tuple[str, list
         plugins=tuple(plugins.names()),
         plugin_options=plugins.options,
     )
-    words = help.complete(line[1], line[2], names)
-    return re.split(r"[ \t=,]", line[2])[-1], words
+    completions = help.complete(line[1], line[2], names)
+    return re.split(r"[ \t=,]", line[2])[-1], completions
 
 
 def assigned(body: str) -> set[str]:

@@ -40,7 +40,7 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     """
     running = [registry.pool_named(name)] if name else registry.pools()
     ended = [] if name else [f"{pool.ended}: {pool.remedy}" for pool in registry.ended_pools()]
-    ended += [] if name else records.reminders(records.every())
+    ended += [] if name else records.reminders(records.readable_records())
     # current costs only; --cost lists a month
     paid = [
         cost

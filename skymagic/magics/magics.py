@@ -145,7 +145,7 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None and request.login is None:
-            pool_lines = map(keys.pool_words, records.every())
+            pool_lines = map(keys.pool_words, records.readable_records())
             no_pools = "no pool that outlives its notebook was started from here"
             print_sanitized("\n".join(pool_lines) or records.ended_with_kernel() or no_pools)
             return None
@@ -201,17 +201,17 @@ class SkyMagics(Magics):
                 continue
             install = partial(pool.packages.install, request.packages)
             for note in usage(
-                partial(install, lambda node, said: print_sanitized(f"[{node}] {said}"))
+                partial(install, lambda node, line: print_sanitized(f"[{node}] {line}"))
             ):
                 print_note(note)
 
     @line_magic
     def sky_auto(self, line: str) -> None:
         self.auto.switch(usage(lambda: line_magics.parse_auto(line)))
-        print(
-            "plain cells run "
-            f"{'on the ranks, those that begin with %%local do not' if self.auto.on else 'in the notebook'}"
-        )
+        if self.auto.on:
+            print("plain cells run on the ranks, those that begin with %%local do not")
+        else:
+            print("plain cells run in the notebook")
 
     # -- cells -------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class InspectionMagics(Magics):
             print_sanitized(costs.text(costs.costs(unpaid, request.name, _own_jobs())))
             return
         if request.disk:
-            print_sanitized(disk.text(usage(lambda: disk.look(request.hosts))))
+            print_sanitized(disk.text(usage(lambda: disk.read_disks(request.hosts))))
             return
         if request.hosts or request.provider:
             listing = usage(lambda: pool_listing.listing(request, self.settings.defaults().aws))
@@ -388,7 +388,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     transformers.register(shell)
     rendering.register(shell)
     inspection.register(shell)
-    for reminder in records.reminders(records.every()):
+    for reminder in records.reminders(records.readable_records()):
         print_note(reminder)
     if note := server_note.served(getattr(shell, "kernel", None)):
         print_note(note)

@@ -99,7 +99,7 @@ class ShellRuns:
 
     def pool_of(self, request: PoolRequest) -> Pool:
         """Return the pool that a run requests by options or name, or the most recently used one."""
-        if request.given() - {"name"}:
+        if request.stated_fields() - {"name"}:
             return self.ensure(request, start=True)
         return usage(lambda: launch.ready_pool(request.name, print_note))
 
@@ -108,7 +108,9 @@ class ShellRuns:
     def run(self, request: RunRequest, body: str) -> RunHandle | None:
         """Run a cell and store its values; with --noblock, return immediately."""
         cell = self._cell(body)
-        pool_is_running = not request.pool.given() - {"name"} or launch.runs_already(request.pool)
+        pool_is_running = not request.pool.stated_fields() - {"name"} or launch.runs_already(
+            request.pool
+        )
         handle = self._beside_or_now(
             request.noblock, cell, lambda beside: self._run_now(request, cell, beside)
         )
@@ -230,21 +232,21 @@ class ShellRuns:
 
     def follow(self, pool: Pool, unfinished: UnfinishedRun) -> None:
         """Show the rest of a run that another notebook started, and store its results."""
-        spec, defaults = unfinished.spec, self._settings.defaults()
-        print_note(unfinished.words)
+        order, defaults = unfinished.spec.order, self._settings.defaults()
+        print_note(unfinished.text)
         pool.defaults = defaults
         limits = Limits(
             grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
         )
-        if spec.job == "script":
-            self._ended(script.follow(pool, unfinished, limits), spec.output)
+        if order.job == "script":
+            self._ended(script.follow(pool, unfinished, limits), order.output)
             return
         values = broadcast.follow(pool, unfinished, limits)
         request = RunRequest(
             pool=request_for(pool.name),
-            output=spec.output or None,
-            gather=spec.gather,
-            head=spec.head,
+            output=order.output or None,
+            gather=order.gather,
+            head=order.head,
         )
         self._keep(values, request)
 

@@ -167,7 +167,7 @@ def _words(name: str) -> list[str]:
     """
     joined = re.sub(
         r"\bRTX[\s-]+(PRO[\s-]+)?(?=[A-Z]?\d)",
-        lambda found: "RTXPRO" if found[1] else "RTX",
+        lambda match: "RTXPRO" if match[1] else "RTX",
         name.upper(),
     )
     joined = re.sub(r"(?<=\d)(TI|ADA|D)\b", r" \1", joined)

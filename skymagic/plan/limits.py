@@ -114,7 +114,7 @@ class Lifetime:
         if not self._ranks_work():
             self._ranks_idle_since = now
 
-    def left(self, now: float) -> None:
+    def notebook_left(self, now: float) -> None:
         """Record that the notebook is disconnected; calling it twice is safe."""
         self._disconnected_at = now if self._disconnected_at is None else self._disconnected_at
 

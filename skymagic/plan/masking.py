@@ -14,7 +14,8 @@ Masking each `1` would make a text unreadable.
 # up to the last @, as in pip: a password may contain one
 _IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 _NAMED = re.compile(
-    r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
+    r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?"""
+    r"""(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
     re.IGNORECASE,
 )
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

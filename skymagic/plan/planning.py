@@ -98,7 +98,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         memory_gb=min(inventory.memory_gb for inventory in used_inventories),
         devices=tuple(allotment.devices[0] for allotment in allotments if allotment.devices),
         gpu_words=tuple(
-            dict.fromkeys(words for allotment in allotments for words in allotment.notes)
+            dict.fromkeys(note for allotment in allotments for note in allotment.notes)
         ),
         remote=True,
     )
@@ -230,7 +230,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     Only options that the user stated count: a request without options fits every pool.
     """
     stated, pool_request, shape, wanted_shape = (
-        request.given(),
+        request.stated_fields(),
         running.request,
         running.topology,
         topology(request),
@@ -325,7 +325,7 @@ def _limit(seconds: float | None) -> str:
 
 def _lacks(request: PoolRequest, running: Plan) -> list[str]:
     """Return a sentence for each stated property that a pool lacks."""
-    stated, pool_request = request.given(), running.request
+    stated, pool_request = request.stated_fields(), running.request
     reasons = []
     if "plugins" in stated:
         pool_plugins = {spec.name: spec for spec in pool_request.plugins}

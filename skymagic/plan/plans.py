@@ -45,8 +45,8 @@ def topology(request: PoolRequest) -> Topology:
     """
     ranks_per_node = 1
     if request.gpu is not None:
-        words = request.gpu.selectors if isinstance(request.gpu, GpuChoice) else ()
-        ranks_per_node = len(words) or request.gpu.count or 1
+        selectors = request.gpu.selectors if isinstance(request.gpu, GpuChoice) else ()
+        ranks_per_node = len(selectors) or request.gpu.count or 1
     return Topology(request.nodes or 1, request.procs_per_node or ranks_per_node)
 
 

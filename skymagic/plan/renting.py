@@ -56,8 +56,10 @@ def with_bounds(request: PoolRequest) -> PoolRequest:
         for name, limit in limits.items()
         if getattr(request, name) is None and name not in stated
     }
+    if not defaults:
+        return request
     # assumed limits must not count as stated by the user
-    return replace(request, **defaults, stated=request.given()) if defaults else request  # type: ignore[arg-type]
+    return replace(request, **defaults, stated=request.stated_fields())  # type: ignore[arg-type]
 
 
 def plan_rented(request: PoolRequest, rental: Rental) -> Plan:

@@ -284,7 +284,7 @@ class PoolRequest:
     resizes: str = field(default="", compare=False, repr=False)
     stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
-    def given(self) -> frozenset[str]:
+    def stated_fields(self) -> frozenset[str]:
         """Return the fields of the pool itself that the user stated.
 
         The name, and options about how to start the pool, are not included.
@@ -324,7 +324,7 @@ class PoolRequest:
         return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)
 
     @property
-    def here(self) -> bool:
+    def is_here(self) -> bool:
         """True if it requests this machine."""
         return self.provider == "local" or (self.provider == "auto" and not self.hosts)
 
@@ -333,10 +333,10 @@ class PoolRequest:
 
         This is possible on this machine only, without a number of nodes.
         """
-        if not self.here:
-            where = "of hosts" if self.provider == "auto" else f"of --provider {self.provider}"
+        if not self.is_here:
+            kind = "of hosts" if self.provider == "auto" else f"of --provider {self.provider}"
             return [
-                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: "
+                f"{label} counts ranks of this machine; a pool {kind} is counted in nodes: "
                 "write --nodes, and --procs-per-node"
             ]
         if self.nodes is None:
@@ -360,7 +360,7 @@ def unsupported_options(request: PoolRequest, provider: str) -> list[str]:
 
     Providers of other packages accept the options of SSH.
     """
-    blank, stated, mistakes = PoolRequest(), request.given(), []
+    blank, stated, mistakes = PoolRequest(), request.stated_fields(), []
     role = provider if provider in PROVIDERS else "ssh"
     for name, takers in TAKEN_BY.items():
         value = getattr(request, name)
@@ -383,7 +383,7 @@ class RunRequest:
     """A request to run a cell.
 
     Attributes:
-        pool: its name from --pool; `given()` is empty if no option of a pool was used.
+        pool: its name from --pool; `stated_fields()` is empty if no option of a pool was used.
         output: variable that receives the values of the last expression, by rank.
         head: store only the first rank's value: rank 0's, unless `targets` excludes it.
         gather: names of variables to fetch.

@@ -60,7 +60,9 @@ def suggesting(
     """
 
     def decorate(target: T) -> T:
-        function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        function: Any = target
+        if isinstance(target, type):
+            function = target.__init__  # type: ignore[misc]
         signature = inspect.signature(function)
         accepted = [
             arg.name
@@ -77,7 +79,8 @@ def suggesting(
             shown = [
                 arg for arg in signature.parameters.values() if arg.name not in hidden_keywords
             ]
-            checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+            documented = signature.replace(parameters=shown)
+            checked.__signature__ = documented  # type: ignore[attr-defined]
         if isinstance(target, type):
             target.__init__ = checked  # type: ignore[misc]
             return target

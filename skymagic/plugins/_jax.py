@@ -117,10 +117,10 @@ def _printing_stand_in(plain: Callable[..., None], why: str) -> Callable[..., No
     """Return a stand-in for a function of JAX that does nothing and prints why."""
 
     @wraps(plain)
-    def told(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         print(f"{why}; this call of {plain.__name__} changes nothing", file=sys.stderr)
 
-    return told
+    return refuse
 
 
 def coordinator_address(info: InstanceInfo, reserved: socket.socket) -> str:

@@ -155,16 +155,16 @@ def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
-def with_callback(bound: inspect.BoundArguments, ours: Any) -> None:
+def with_callback(bound: inspect.BoundArguments, callback: Any) -> None:
     """Append a callback to those of a call of ``fit``."""
     callbacks = bound.arguments.get("callbacks")
     # Keras's CallbackList is not a list, but can be appended to.
     if callbacks is not None and hasattr(callbacks, "append") and not isinstance(callbacks, list):
-        callbacks.append(ours)
+        callbacks.append(callback)
         return
     listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     bound.arguments["callbacks"] = [callback for callback in listed if callback is not None] + [
-        ours
+        callback
     ]
 
 

@@ -10,7 +10,7 @@ import json
 import pickle
 import sys
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,6 +22,7 @@ from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plugins.plugin import Cluster, Plugin
+from skymagic.wire.typed import JsonObject
 
 GROUP = "skymagic.plugins"
 
@@ -82,7 +83,7 @@ def factory(name: str) -> Factory:
         raise
     except Exception as problem:
         raise RequestError(
-            f"the plugin {name!r} cannot be loaded: {words(problem)}",
+            f"the plugin {name!r} cannot be loaded: {error_text(problem)}",
             code="plugin-broken",
             names=[name],
         ) from problem
@@ -143,7 +144,7 @@ def load(spec: PluginSpec) -> Plugin:
         raise
     except Exception as problem:
         raise RequestError(
-            f"the plugin {spec.name!r} cannot be made: {words(problem)}",
+            f"the plugin {spec.name!r} cannot be made: {error_text(problem)}",
             code="plugin-options",
             names=[spec.name],
         ) from problem
@@ -170,7 +171,7 @@ def options(name: str) -> tuple[str, ...]:
     )
 
 
-def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
+def resolve(requested: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """Load the plugins of a pool and those that they need, and sort them for their hooks.
 
     Raises:
@@ -179,11 +180,11 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """
     plugins: list[Plugin] = []
     mistakes: list[str] = []
-    for item in asked:
+    for item in requested:
         with collect_mistakes(mistakes):
             plugins.append(load(item) if isinstance(item, PluginSpec) else item)
-    requested = [plugin.name for plugin in plugins]
-    twice = [name for name in dict.fromkeys(requested) if requested.count(name) > 1]
+    names = [plugin.name for plugin in plugins]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     mistakes += [
         f"the plugin {name!r} is asked for twice: write it once, with all its options"
         for name in twice
@@ -191,7 +192,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     if mistakes:
         raise RequestError(mistakes)
     missing = dict.fromkeys(
-        name for plugin in plugins for name in plugin.needs if name not in requested
+        name for plugin in plugins for name in plugin.needs if name not in names
     )
     return order([*(load(PluginSpec(name)) for name in missing), *plugins])
 
@@ -264,7 +265,7 @@ def _find(name: str) -> Factory:
     raise RequestError(f"no plugin is called {name!r}{nearest}", code="no-plugin", names=[name])
 
 
-def words(problem: BaseException) -> str:
+def error_text(problem: BaseException) -> str:
     """Format an exception as its type and message."""
     return f"{type(problem).__name__}: {problem}"
 
@@ -337,7 +338,7 @@ def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: C
             ) from None
         except Exception as problem:
             raise RequestError(
-                f"the plugin {plugin.name!r} failed in transform: {words(problem)}",
+                f"the plugin {plugin.name!r} failed in transform: {error_text(problem)}",
                 code="plugin-broken",
                 names=[plugin.name],
             ) from problem
@@ -351,7 +352,7 @@ def image_for(requested: Iterable[Plugin | PluginSpec], image: Image, cluster: C
     return image
 
 
-def packed_plugin(plugin: Plugin) -> dict[str, Any]:
+def packed_plugin(plugin: Plugin) -> JsonObject:
     """Serialize a plugin to values that JSON can hold, for `unpacked_plugin` on a rank.
 
     The values are its options, or the pickled plugin if it was built by hand.
@@ -369,14 +370,14 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
         raise RequestError(
-            f"the plugin {plugin.name!r} cannot be sent to the ranks: {words(problem)}",
+            f"the plugin {plugin.name!r} cannot be sent to the ranks: {error_text(problem)}",
             code="plugin-broken",
             names=[plugin.name],
         ) from problem
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 
 
-def unpacked_plugin(values: Mapping[str, Any]) -> Plugin:
+def unpacked_plugin(values: JsonObject) -> Plugin:
     """Restore a plugin from the values of `packed_plugin`."""
     if "pickle" in values:
         plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))

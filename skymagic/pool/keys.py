@@ -57,7 +57,7 @@ def pool_words(record: records.PoolRecord) -> str:
     """Describe a pool in a line, with the runs that its notebook had not shown to the end."""
     going = DisplayRecord(record.job_id).going()
     still = f"; {rank_words(going, 'run')} was still running when last shown" if going else ""
-    return records.words(record) + still
+    return records.record_text(record) + still
 
 
 def read(job_id: str) -> PoolKey:
@@ -80,6 +80,8 @@ def attachable(job_id: str) -> PoolKey:
     """
     saved = _saved(job_id)
     own = platform.python_version()
+    # With another version of skymagic, `_unpacked` below names that version, and the Python that
+    # comes with it may be another one too.
     if saved.version == skymagic.__version__ and saved.minor != own.split(".")[:2]:
         raise PoolError(
             f"the ranks of {job_id} run Python {saved.python}, and this is Python {own}: attach "
@@ -94,6 +96,7 @@ def _saved(job_id: str) -> SavedKey:
     try:
         saved = records.private(job_id).key
     except records.UNREADABLE as problem:
+        # only an OSError has `strerror`
         reason = getattr(problem, "strerror", None) or "its record is damaged"
         raise PoolError(
             f"the key of {job_id} is not here ({reason}): {_otherwise(job_id)}",
@@ -111,6 +114,7 @@ def _saved(job_id: str) -> SavedKey:
 
 
 def _unpacked(saved: SavedKey, job_id: str) -> PoolKey:
+    # Checked before the key is unpickled: its classes are ours, and differ between versions.
     if saved.version != skymagic.__version__:
         raise PoolError(
             f"{job_id} was made by skymagic {saved.version or '?'}, and this is "
@@ -120,6 +124,7 @@ def _unpacked(saved: SavedKey, job_id: str) -> PoolKey:
         )
     try:
         key = pickle.loads(base64.b64decode(saved.pickle, validate=True))
+    # a damaged pickle may raise anything
     except Exception as problem:
         raise PoolError(
             f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}",
@@ -172,6 +177,7 @@ class DisplayRecord:
 
     def delivered(self, run: int, ranks: Iterable[int]) -> bool:
         """Return True if the user has the values or the error of this run."""
+        # from the file: the notebook that has shown the run is another process
         lines = self._lines()
         return all(lines.get(rank, (0, 0, 0))[:2] == (run, DELIVERED) for rank in ranks)
 
@@ -213,6 +219,8 @@ class DisplayRecord:
         with self._lock, contextlib.suppress(OSError):
             before = self._marks.get(rank, (0, 0, 0))
             _, done, last = before if before[0] == run else (run, 0, 0)
+            # Threads of several runs write here, and a late message of an earlier run must not undo
+            # the line of a later one, nor a message that arrives late the delivery of the results.
             if before[0] > run or done == DELIVERED:
                 return
             self._marks[rank] = (
@@ -220,8 +228,13 @@ class DisplayRecord:
                 DELIVERED if settled == DELIVERED else max(done, settled),
                 max(last, begun),
             )
+            # not truncated: the lines of ranks that have no run now are still the previous
+            # notebook's
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+            # A line of fixed length at a fixed place is replaced by one call of 64 bytes, which
+            # takes microseconds; another process sees the old line or the new one. It is not
+            # synced: the file has to survive the kernel's death, and not the machine's.
             line = " ".join(map(str, (rank, *self._marks[rank]))).ljust(LINE_BYTES - 1) + "\n"
             os.pwrite(self._file, line.encode(), rank * LINE_BYTES)
 
@@ -229,6 +242,7 @@ class DisplayRecord:
         """Return rank → (run, settled, begun)."""
         marks = {}
         with contextlib.suppress(OSError, ValueError):
+            # ranks that have not written yet leave a hole of zero bytes before later ranks' lines
             text = b"" if self._path is None else self._path.read_bytes().replace(b"\0", b" ")
             for line in text.decode().splitlines():
                 rank, run, settled, begun = map(int, line.split())

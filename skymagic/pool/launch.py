@@ -15,6 +15,7 @@ from typing import Any
 from skymagic import plugins, providers
 from skymagic.cluster import Node
 from skymagic.data.capture.loaded import imported_modules
+from skymagic.data.namespace import Namespace
 from skymagic.display import live, panel
 from skymagic.display.live import ask_yes_no
 from skymagic.display.panel import PoolView, StartStep
@@ -53,7 +54,7 @@ Tell = Callable[[str], None]
 
 def ensure(
     request: PoolRequest,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     defaults: Defaults,
     tell: Tell,
     *,
@@ -82,6 +83,7 @@ def ensure(
     maker = Maker(namespace, defaults, tell)
     step = planned(request, resize=resize, start=start)
     logger.debug("request for a pool becomes: %s", type(step).__name__)
+    # At most two rounds: only an `Attach` is followed by another step, which is never an `Attach`.
     while True:
         try:
             pool, unfinished = maker.carry_out(step)
@@ -90,6 +92,7 @@ def ensure(
             if not isinstance(step, Attach):
                 raise
             # the record may be out of date: only the provider knows what is running
+            # (`_attached` wraps the provider's error)
             kind = next(
                 (
                     error.kind
@@ -156,8 +159,9 @@ def own_pools() -> list[Pool]:
 def recorded_pools() -> Iterator[PoolRecord]:
     """Iterate over other notebooks' pools that this one could attach to, the newest first."""
     pools = [*registry.pools(), *registry.ended_pools()]
+    # a pool that another notebook took from this one can be taken back
     own = {pool.job_id for pool in pools if not pool.taken_over}
-    for record in reversed(records.every()):
+    for record in reversed(records.readable_records()):
         if record.job_id in own:
             continue
         if record.provider not in RENTED and record.process == identity():
@@ -172,6 +176,7 @@ def still_runs(record: PoolRecord) -> bool:
     name forever.
     """
     try:
+        # the daemon of the head, on this machine: there is no need to log in anywhere
         if record.provider == "local":
             return answers(f"{record.job_id}-0")
         pools = providers.find_pools(location_of(record)).pools
@@ -222,6 +227,7 @@ def plan_of(
 ) -> Plan:
     """Plan a new pool and start nothing. Raises RequestError with all mistakes of the request."""
     _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
+    # the plan is a value that outlives the survey's connections to hosts
     survey.close()
     return survey.plan
 
@@ -241,6 +247,7 @@ def ready_pool(name: str | None, tell: Tell) -> Pool:
         RequestError: the user declined the price, or there was no user to ask.
     """
     pool = registry.pool_named(name, ended=True)
+    # not recreated under its name: it runs, and another notebook has it
     if pool.taken_over:
         pool.check_ended()
     if pool.plan.request.lazy and (pool.state is State.DECLARED or pool.ended is not None):
@@ -261,7 +268,7 @@ class Maker:
         tell: reports progress in a line.
     """
 
-    namespace: dict[str, Any]
+    namespace: Namespace
     defaults: Defaults
     tell: Tell
 
@@ -289,12 +296,15 @@ class Maker:
 
     def _make_new(self, name: str, request: PoolRequest) -> Pool:
         provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        # once the pool has started, the survey and its connections are the pool's
         with _closed_on_failure(survey):
             confirm(survey.plan)
             return self._started(self._pool(name, provider, survey))
 
     def _declare(self, name: str, request: PoolRequest) -> Pool:
         """Declare a pool without making anything of it; it replaces an ended pool of this name."""
+        # Surveyed now, so that mistakes and the price appear where the user has written them, and
+        # again when the pool is made: by then, hosts or prices may have changed.
         provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
         with contextlib.closing(survey):
             pool = self._pool(name, provider, survey)
@@ -335,6 +345,7 @@ class Maker:
             self.tell(
                 f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone"
             )
+            # before the new one: it may need the same hosts, GPUs or quota
             pool.close(how=messages.WAS_RECREATED)
             return self._started(
                 Pool(
@@ -361,6 +372,8 @@ class Maker:
         keep_record = (
             records.claim if provider in RENTED or pool.plan.outlives else records.note_local
         )
+        # Before anything is requested: if this process dies now, the next one finds the machines by
+        # the record, or learns from it that the pool is gone.
         if pool.plan.outlives or provider == "local":
             keep_record(
                 PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd()))
@@ -374,11 +387,14 @@ class Maker:
         with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.register(pool)
+            # Registered before its start: a process that exits meanwhile closes all registered
+            # pools, and so releases machines that were just acquired.
             try:
                 pool.start(say)
             except BaseException:
                 registry.unregister_closed(pool)
                 raise
+            # only a ready pool can be attached
             keep_key(pool)
             say(f"ready in {pool.start_seconds:.1f} s")
         if is_drawn:
@@ -404,7 +420,7 @@ def with_imports(
     request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults
 ) -> PoolRequest:
     """Add the notebook's imported modules to a request for other machines."""
-    if request.here or defaults.packages != "sync":
+    if request.is_here or defaults.packages != "sync":
         return request
     return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
@@ -421,6 +437,7 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     for warning in plugins.shadowing_packages(names, Path.cwd()) if names else ():
         tell(warning)
     provider = providers.serving(request)
+    # All mistakes at once: the user corrects the line once.
     try:
         survey = provider.plan(request, tell)
     except RequestError as error:
@@ -445,7 +462,7 @@ def confirm(plan: Plan) -> None:
 
 def attach(
     name: str,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     defaults: Defaults,
     tell: Callable[[str], None],
     *,
@@ -496,10 +513,11 @@ def attach(
 
 
 def _attached(
-    name: str, namespace: dict[str, Any], defaults: Defaults, take_over: bool
+    name: str, namespace: Namespace, defaults: Defaults, take_over: bool
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     own = [*registry.pools(), *registry.ended_pools()]
+    # This notebook takes its pool back: what is left of the old connections goes first.
     taken = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
     if taken is not None and taken.job_id == record.job_id:
         taken.leave()
@@ -517,7 +535,7 @@ def _attached(
             code="pool-exists",
             names=[record.name],
         )
-    if not (take_over or records.left(record)):
+    if not (take_over or records.is_left(record)):
         raise PoolError(
             f"{records.held_words(record)}: end that notebook, or take the pool away from it: "
             f"%sky_attach {name} --take-over",
@@ -550,10 +568,12 @@ def _attached(
         records.hand_over(record)
         try:
             unfinished = pool.attach(nodes, key)
+        # the other notebook keeps the pool
         except BaseException:
             records.write(record)
             raise
     except (PoolError, ProvisionError) as problem:
+        # only if the cloud says so: after other errors the pool may still run
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(

@@ -43,8 +43,9 @@ def stopped_runs(runs: Sequence[RunSpec]) -> str:
     """
     ranks: dict[str, set[int]] = {}
     for run in runs:
-        kind = "cell" if run.job == "cell" else f"the {run.job} of cell"
-        ranks.setdefault(f"{kind} {run.execution_count}", set()).update(run.ranks)
+        job, number = run.order.job, run.order.execution_count
+        kind = "cell" if job == "cell" else f"the {job} of cell"
+        ranks.setdefault(f"{kind} {number}", set()).update(run.ranks)
     phrases = [f"{name} on {rank_words(sorted(cell_ranks))}" for name, cell_ranks in ranks.items()]
     return (
         f"{' and '.join(phrases)} {verb_form(len(phrases), 'was', 'were')} stopped"
@@ -55,11 +56,13 @@ def stopped_runs(runs: Sequence[RunSpec]) -> str:
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
     """Return a row for each rank: rank, node, host, process ID, state."""
+    # "degraded" is said of the pool: the ranks that it still has are ready
     pool_word = "ready" if state is State.DEGRADED else state.value
     table: list[tuple[object, ...]] = []
     for number, rank in sorted(agents.ranks.items()):
         word = "ended" if rank.exited else pool_word if rank.ready else "starting"
         index = agents.specs[number][0]
+        # the node's state outweighs the rank's, of which nothing new is known then
         word = "reclaimed" if index in agents.ending else word
         word = "gone" if index in agents.gone else "reconnecting" if index in agents.away else word
         table.append((number, topology.node_of(number), rank.hostname, rank.pid, word))
@@ -188,7 +191,9 @@ def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:
 
 
 def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) -> str:
-    origin = next((rank for rank in bindings.known() if name in bindings.names(rank)), None)
+    origin = next(
+        (rank for rank in bindings.recorded_ranks() if name in bindings.names(rank)), None
+    )
     if origin is None:
         return ""
     common = frozenset.intersection(*map(bindings.names, ranks))
@@ -223,7 +228,8 @@ def sent_instead(
             if isinstance(namespace.get(name), ModuleType):
                 continue
             owner = next(
-                (rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None
+                (rank for rank in bindings.recorded_ranks() if bindings.has_rebound(rank, name)),
+                None,
             )
             receivers = [
                 rank for rank in replaced if bundle.ranks is not None and rank in bundle.ranks

@@ -74,6 +74,8 @@ class Packages:
 
     def unsettled(self, names: frozenset[str]) -> frozenset[str]:
         """Filter the names of modules that the nodes may lack; takes microseconds for none."""
+        # The user edits these sources between cells: look at their times, and ask for another wheel
+        # if they differ. Distributions from an index do not change by themselves.
         if self._sources and self._status.defaults.packages != "off":
             self._settled -= self._changed(names)
         if (
@@ -87,6 +89,8 @@ class Packages:
         }
         if names <= self._settled:
             return frozenset()
+        # A name that no distribution provided may belong to one that was installed here since; the
+        # stamp changes with each installation, and is the only reason to search again.
         now = installed.stamp()
         open_names = frozenset(
             name for name in names - self._settled if self._unknown.get(name) != now
@@ -115,6 +119,7 @@ class Packages:
             for environment in self._nodes.values()
         ):
             return False
+        # the same version does not mean the same source for the notebook's own distributions
         if any(
             distribution.key in environment
             for distribution in needed
@@ -135,13 +140,16 @@ class Packages:
             PackagesError: a package is missing on a node and cannot or must not be installed;
                 nothing was sent.
         """
+        # modules that travel as source with the run need no distribution
         own = {name.partition(".")[0] for name in needed.own}
         foreign = {name for name in needed.names if name.partition(".")[0] not in own}
         distributions_needed, unknown = distributions.distributions(
             foreign, installed.current_environment()
         )
+        # One run at a time: another run that needs the same packages waits, and then finds them.
         with self._lock:
             if distributions_needed:
+                # Without an answer nothing is sent: a guess would fail in the middle of the cell.
                 if silent := self._look():
                     raise PackagesError(
                         explain_unanswered(silent), code="packages-unknown", names=silent
@@ -163,6 +171,7 @@ class Packages:
         """
         agents = self._resources.agents
         indexes = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
+        # one rank of each machine: all of them use the same environment
         ranks = [
             next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None)
             for index in indexes
@@ -210,6 +219,7 @@ class Packages:
         needed = sorted(
             {distribution for distributions in lacking.values() for distribution in distributions}
         )
+        # All nodes are checked before the first one is changed.
         if foreign := [node for node in nodes if node.install is None]:
             raise PackagesError(
                 explain_refusal(needed, names, [node.python for node in foreign]),
@@ -240,6 +250,7 @@ class Packages:
                 names=labels,
             )
         screen.status(f"[{message} {time.monotonic() - started:.1f} s]", last=True)
+        # Python does not load a module again; the ranks' objects keep their old classes.
         for distribution in found:
             if (
                 distribution.key in own_wheels
@@ -275,12 +286,14 @@ class Packages:
             if node.install is None:
                 continue  # skymagic does not change it: one message lists everything that it lacks
             try:
-                wheel = own_wheel(name, lambda words: screen.status(f"[{words}]"))
+                wheel = own_wheel(name, lambda message: screen.status(f"[{message}]"))
             except NoWheel as problem:
                 raise PackagesError(
                     no_wheel(name, str(problem)), code="no-wheel", names=[name]
                 ) from None
             for index in sorted((lacking & without) | installed_by_us):
+                # by the digest of the source: the version of a project is rarely changed with its
+                # code
                 if self._own.get(index, {}).get(name) != wheel.digest:
                     wheels[index].append(wheel)
         return wheels
@@ -337,6 +350,7 @@ class Packages:
             problems = self._install(
                 dict.fromkeys(range(len(nodes)), manual_addition(packages)), report, lambda: False
             )
+            # also after a failure: some nodes may have the packages by now, in whatever version
             self._look(again=True)
             self._settled.clear()
             if problems:
@@ -374,9 +388,11 @@ class Packages:
 
         logger.info("packages are installed: nodes=%s", len(self._resources.agents.nodes))
 
+        # An interrupt reaches the main thread only, and the installers run on threads of their own.
         def stopped() -> bool:
             return interrupted.is_set() or cancelled()
 
+        # several nodes get files from each other: the notebook uploads each of them once
         plane = data_plane(self._resources) if len(additions) > 1 else None
         uploads: list[str] = []
 
@@ -388,9 +404,9 @@ class Packages:
                     raise KeyboardInterrupt
 
             uploads.append(plane.put([_mapped(path)], progress))
-            return plane.places(node, uploads[-1])
+            return plane.paths(node, uploads[-1])
 
-        def one(node: Node, addition: Addition) -> None:
+        def install(node: Node, addition: Addition) -> None:
             assert node.install is not None
             if plane is not None:
                 addition = replace(addition, send_by_store=partial(send_by_store, plane, node))
@@ -400,7 +416,7 @@ class Packages:
         try:
             outcomes = run_all(
                 [
-                    partial(one, agents.nodes[index], addition)
+                    partial(install, agents.nodes[index], addition)
                     for index, addition in additions.items()
                 ]
             )
@@ -410,6 +426,8 @@ class Packages:
         finally:
             if plane is not None:
                 plane.drop(uploads)
+        # also after failures on some nodes: on the others, ranks must not see the old listings that
+        # Python's import system has cached
         self._imported = self._rescan()
         for (index, addition), outcome in zip(additions.items(), outcomes, strict=True):
             if not isinstance(outcome, BaseException):
@@ -417,6 +435,7 @@ class Packages:
                     {wheel.name: wheel.digest for wheel in addition.own}
                 )
         problems = failures(outcomes)
+        # an installer that was stopped reports an interrupt, which is no failure of a node
         if interrupt := next(
             (problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None
         ):
@@ -467,6 +486,7 @@ def _mapped(path: Path) -> memoryview:
 
 def requirement(needed: Distribution) -> str:
     """Return the requirement for the notebook's version of a distribution, for any build."""
+    # without the local version, as in 2.8.0+cpu: the node may need another build
     return f"{needed.name}=={needed.version.partition('+')[0]}"
 
 
@@ -485,6 +505,8 @@ def addition(
     names = [
         distribution.name for distribution in needed if distribution.key not in own_wheel_names
     ]
+    # Nothing that is installed there may change: ranks have imported it, and a second version on
+    # disk would mix with the loaded one.
     constraints = [
         f"{name}=={version}"
         for name, version in sorted(environment.versions.items())

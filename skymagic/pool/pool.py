@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.cluster.telemetry import Meter
+from skymagic.data.namespace import Namespace
 from skymagic.display import live, panel
 from skymagic.display.panel import RankUse
 from skymagic.errors import PoolError
@@ -64,6 +65,7 @@ def run_steps(done: str, steps: Sequence[Step]) -> None:
         except Exception as problem:
             failed.append(f"{what} ({type(problem).__name__}: {problem})")
             first = first or problem
+        # an interrupt skips one step only: the later ones release machines that cost money
         except BaseException as stop:
             interrupt = interrupt or stop
     message = f"{done}, but this was not released: {'; '.join(failed)}" if failed else ""
@@ -72,7 +74,7 @@ def run_steps(done: str, steps: Sequence[Step]) -> None:
             interrupt.add_note(message)
         raise interrupt
     if message:
-        raise PoolError(message) from first
+        raise PoolError(message, code="not-released") from first
 
 
 def pool_key(pool: Pool) -> PoolKey | None:
@@ -82,6 +84,7 @@ def pool_key(pool: Pool) -> PoolKey | None:
         None if the pool's agents end with this notebook.
     """
     nodes = pool.agents.nodes
+    # ranks on this machine whose agent is a child of this process
     if not all(node.access for node in nodes):
         return None
     addresses = tuple((node.address, node.hostname) for node in nodes)
@@ -116,7 +119,7 @@ class Pool(SharedStatus):
         name: str,
         provider: Provider,
         survey: Survey,
-        namespace: dict[str, Any],
+        namespace: Namespace,
         defaults: Defaults,
         on_closed: Callable[[Pool], None],
         job_id: str = "",
@@ -199,6 +202,7 @@ class Pool(SharedStatus):
             self._close_after(problem)
             raise
         self.move(PoolEvent.STARTED)
+        # idle time counts from here: provisioning may have taken longer than the limit
         self.lifetime.begin("start")
         self.lifetime.end("start", now())
         self.started_at = now()
@@ -225,6 +229,8 @@ class Pool(SharedStatus):
 
     def _enter_plugins(self) -> None:
         """Open the plugins' contexts in the notebook; close the pool if one fails."""
+        # One stack for each plugin, and not one for all: closing must name the plugin that failed,
+        # and continue with the others.
         for plugin in self.plugins:
             context = contextlib.ExitStack()
             try:
@@ -269,11 +275,14 @@ class Pool(SharedStatus):
             if self.state is State.STOPPED:
                 return
             self.move(PoolEvent.STOP)
+            # before the runs are ended, which removes them from the scheduler
             self.stopped_runs = tuple(self.runs.under_way())
             self._dispatch.close(f"pool {self.name!r} {how}")
             plugins: list[Step] = [
                 (what, context.close) for what, context in reversed(self._plugin_contexts)
             ]
+            # The replacement first: it could rent a machine while the others are released. Plugins
+            # come before the ranks, which they may still use.
             try:
                 replacement: Step = ("machines that are being replaced", self.replacement.close)
                 run_steps(
@@ -295,6 +304,7 @@ class Pool(SharedStatus):
         Args:
             restart: True if the notebook's kernel is being restarted.
         """
+        # the pool outlives its job, whose notebook is a guest on it
         in_job = processes.NOTEBOOK_JOB in os.environ
         wanted_to_stay = (
             restart or in_job or self.plan.request.detached or self.state is State.RUNNING
@@ -387,6 +397,7 @@ class Pool(SharedStatus):
         Raises RequestError for nodes that do not exist.
         """
         nodes = selection.ranks(self.plan.topology.nodes, "node")
+        # several nodes on this machine have one agent, and share its file system
         last = len(self.agents.nodes) - 1
         return tuple(sorted({min(node, last) for node in nodes}))
 

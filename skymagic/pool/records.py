@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from skymagic.errors import PoolError
 from skymagic.wire import atomic
@@ -93,7 +92,7 @@ class PoolRecord:
     outlives: bool = True
     key: SavedKey | None = field(default=None, repr=False)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the record without its key, for programs."""
         return {name: value for name, value in vars(self).items() if name != "key"}
 
@@ -110,6 +109,8 @@ def write(record: PoolRecord) -> None:
 
 def packed(record: PoolRecord) -> bytes:
     """Return the content of a record's file."""
+    # JSON and not pickle: every notebook of this user reads all records, also those of other
+    # versions
     return json.dumps(asdict(record)).encode()
 
 
@@ -124,6 +125,8 @@ def save_key(job_id: str, key: SavedKey) -> None:
 def hand_over(record: PoolRecord) -> None:
     """Make this process the owner in a pool's record, keeping the key that was saved last."""
     with locked("records"):
+        # Read again: the previous owner may have saved another key since `record` was read, for
+        # example because a machine was replaced.
         write(_taken(of_job(record.job_id) or record))
 
 
@@ -140,8 +143,11 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             atomic.private_folder(folder())
+            # The file is never removed: a process that waits for the old file and one that creates
+            # the new file would both get the lock. A process that dies releases it.
             file = os.open(folder() / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, file)
+            # without waiting at first, so that the user is told only if there is a wait
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -174,7 +180,7 @@ def ended_with_kernel(name: str | None = None) -> str:
         The message, or "" without such a pool named `name`.
     """
     for record in _local():
-        if name in (None, record.name) and left(record):
+        if name in (None, record.name) and is_left(record):
             return (
                 f"pool {record.name!r} was on this machine and ended with its kernel; %sky_pool "
                 f"{record.name} … --detach starts one that outlives it"
@@ -185,15 +191,15 @@ def ended_with_kernel(name: str | None = None) -> str:
 def _local() -> list[PoolRecord]:
     """Return the records of pools of this folder that end with their notebook."""
     with contextlib.suppress(OSError):  # the folder was deleted
-        here = str(Path.cwd())
-        return [record for record in _readable() if not record.outlives and record.folder == here]
+        cwd = str(Path.cwd())
+        return [record for record in _readable() if not record.outlives and record.folder == cwd]
     return []
 
 
 def taken_words(record: PoolRecord) -> str:
     """Explain why a second pool of this name is not rented, and what to do."""
     return (
-        f"{words(record)}: end that notebook, take the pool away from it (%sky_attach "
+        f"{record_text(record)}: end that notebook, take the pool away from it (%sky_attach "
         f"{record.name} --take-over), "
         "or give the new one another name (%sky_pool NAME …)"
     )
@@ -202,7 +208,7 @@ def taken_words(record: PoolRecord) -> str:
 def left_words(record: PoolRecord) -> str:
     """Explain why a pool cannot have the name of one that its notebook has left, and what to do."""
     return (
-        f"{words(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
+        f"{record_text(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
         f"end it (%sky_down {record.job_id}{_hosts_option(record)}), or give the new one another "
         "name (%sky_pool NAME …)"
     )
@@ -214,14 +220,18 @@ def claim(record: PoolRecord) -> None:
     Raises:
         PoolError: a live notebook has a pool of this name to which other notebooks could attach.
     """
+    # The check and the write are one step for other notebooks: two that start a pool of the same
+    # name at once would otherwise rent two sets of machines.
     with locked("rented"):
-        for other in every():
+        for other in readable_records():
+            # names of rented pools and of pools on the user's own machines are independent, as in
+            # `pool.start`
             is_rival = (other.provider in RENTED) == (record.provider in RENTED)
             if (
                 is_rival
                 and other.name == record.name
                 and other.process != record.process
-                and not left(other)
+                and not is_left(other)
             ):
                 raise PoolError(taken_words(other), code="pool-held")
         write(record)
@@ -234,6 +244,7 @@ def _taken(record: PoolRecord) -> PoolRecord:
         process=identity(),
         folder=str(Path.cwd()),
         held=time.time(),
+        # a job keeps the name of the notebook that it executes; anybody else continues without it
         notebook=record.notebook if NOTEBOOK_JOB in os.environ else "",
     )
 
@@ -245,6 +256,8 @@ def bring(text: bytes, state: bytes) -> PoolRecord:
         state: state of that notebook, "alive" or "gone".
     """
     record = _read(text.decode())
+    # Only the other machine can tell whether its process lives. Without a process, the record
+    # counts as left; with one of another machine, as held.
     if state == b"gone":
         record = replace(record, machine=socket.gethostname(), process="")
     write(record)
@@ -272,21 +285,23 @@ def of_job(job_id: str) -> PoolRecord | None:
     return None
 
 
-def every() -> list[PoolRecord]:
+def readable_records() -> list[PoolRecord]:
     """List the readable records of pools that outlive their notebooks, the oldest first.
 
     Damaged files are left alone. Records of pools on this machine that were left and have ended
     since are removed.
     """
     records = [record for record in _readable() if record.outlives]
+    # Only for pools of this machine, whose daemons listen on a socket here: to ask other hosts
+    # would delay each listing by a login.
     for record in [
         record
         for record in records
-        if record.provider == "local" and left(record) and not answers(f"{record.job_id}-0")
+        if record.provider == "local" and is_left(record) and not answers(f"{record.job_id}-0")
     ]:
         records.remove(record)
         remove(record.job_id)
-    return sorted(records, key=lambda one: one.started)
+    return sorted(records, key=lambda record: record.started)
 
 
 def latest(name: str) -> PoolRecord | None:
@@ -302,29 +317,32 @@ def _readable() -> list[PoolRecord]:
     records = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.json"):
+            # damaged, of another version, or removed by another notebook since the listing
             with contextlib.suppress(*UNREADABLE):
                 records.append(_read(path.read_text()))
     return records
 
 
-def left(record: PoolRecord) -> bool:
+def is_left(record: PoolRecord) -> bool:
     """Return True if the notebook that has the pool is known to have ended.
 
     A notebook on another machine counts as alive, unless the record names no process.
     """
+    # a home folder may be shared by machines, and a process ID means nothing on another one
     if record.machine != socket.gethostname():
         return not record.process
+    # The identity includes the time of the process's start, because its ID may be in use again.
     pid, _, _ = record.process.partition(" ")
     return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
 
 
 def named(name: str) -> PoolRecord:
     """Find a pool's record by name or job ID. Raises PoolError unless exactly one matches."""
-    matches = [record for record in every() if name in (record.name, record.job_id)]
+    matches = [record for record in readable_records() if name in (record.name, record.job_id)]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        listing = "\n".join(words(record) for record in matches)
+        listing = "\n".join(record_text(record) for record in matches)
         raise PoolError(
             f"several pools are called {name!r}; name one by its job id, as in %sky_attach "
             f"{matches[0].job_id}:\n{listing}",
@@ -333,7 +351,7 @@ def named(name: str) -> PoolRecord:
         )
     if message := ended_with_kernel(name):
         raise PoolError(message)
-    names = ", ".join(sorted({record.name for record in every()}))
+    names = ", ".join(sorted({record.name for record in readable_records()}))
     available = f"; available: {names}" if names else ""
     raise PoolError(
         f"no pool {name!r} was left from here{available}: %sky_status --hosts … shows what runs on "
@@ -347,17 +365,17 @@ def left_here(name: str | None) -> list[PoolRecord]:
     """List the pools left on this machine that have this name or job ID; all if it is None."""
     return [
         entry
-        for entry in every()
-        if name in (None, entry.name, entry.job_id) and entry.provider == "local" and left(entry)
+        for entry in readable_records()
+        if name in (None, entry.name, entry.job_id) and entry.provider == "local" and is_left(entry)
     ]
 
 
-def words(record: PoolRecord) -> str:
+def record_text(record: PoolRecord) -> str:
     """Describe a record in a line."""
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     owner = (
         "which has ended"
-        if left(record)
+        if is_left(record)
         else f"process {record.process.partition(' ')[0]} on {record.machine}"
     )
     return (
@@ -383,7 +401,7 @@ def holder(record: PoolRecord) -> str:
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:
     """Remind the user of pools whose notebooks have ended without ending the pools."""
-    return [_reminder(record) for record in records if left(record)]
+    return [_reminder(record) for record in records if is_left(record)]
 
 
 def _reminder(record: PoolRecord) -> str:
@@ -410,8 +428,8 @@ def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
     A pool is gone if its notebook has ended and all of its hosts, queried just now, run only
     `jobs`.
     """
-    for record in every():
-        if left(record) and set(record.hosts) <= set(hosts) and record.job_id not in jobs:
+    for record in readable_records():
+        if is_left(record) and set(record.hosts) <= set(hosts) and record.job_id not in jobs:
             remove(record.job_id)
 
 
@@ -424,6 +442,8 @@ def private(job_id: str) -> PoolRecord:
     """
     path = _path(job_id)
     with open(path, "rb") as file:
+        # of the open file, not of the path, which could lead to another file a moment later; the
+        # key in it is unpickled, so whoever can write it could run code here
         status = os.fstat(file.fileno())
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise PoolError(
@@ -438,6 +458,7 @@ def private(job_id: str) -> PoolRecord:
 def _read(text: str) -> PoolRecord:
     """Parse a record, and ignore fields that another version has added."""
     values = json.loads(text)
+    # missing fields have defaults, so records of older versions are read too
     arguments = {
         name: values[name] for name in (item.name for item in fields(PoolRecord)) if name in values
     }
@@ -457,6 +478,7 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    # no permission: a process of another user, for example in a container with a shared home
     except OSError:
         return True
     return True
@@ -483,6 +505,7 @@ def keep_log(name: str, job_id: str, text: str) -> None:
     """
     if not text:
         return
+    # in the file itself: a copy or a backup of the folder changes the times of files
     heading = json.dumps({"name": name, "ended": time.time()})
     atomic.keep(
         atomic.state_folder("logs") / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace")

@@ -35,6 +35,7 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
             one.
     """
     if name in _pools or (name is None and _pools):
+        # a dict keeps the order of insertion, and `use` inserts again: the last one was used last
         pool = _pools[name] if name is not None else next(reversed(_pools.values()))
         if not ended:
             pool.check_ended()
@@ -94,6 +95,7 @@ def pop(name: str) -> Pool | None:
 
 def unregister(pool: Pool) -> None:
     """Unregister a pool, and change nothing on its nodes. Safe to call twice."""
+    # by then another pool may have the name
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
 
@@ -113,6 +115,7 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
         Name, and rank → lines; None if the name matches a running pool, or if nothing was kept.
     """
     running = pools()
+    # the agents of a running pool have the logs, up to the newest line
     if any(name in (None, pool.name) for pool in running):
         return None
     logs = {**_last_lines, **{pool.name: pool.last_lines for pool in ended_pools()}}
@@ -123,6 +126,7 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
 def unregister_closed(pool: Pool) -> None:
     """Unregister a pool that has released everything; keep its last log lines."""
     if pool.last_lines:
+        # removed first, so that the name moves to the end: the oldest names are dropped below
         _last_lines.pop(pool.name, None)
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
@@ -130,6 +134,8 @@ def unregister_closed(pool: Pool) -> None:
     if folder := os.environ.get(NOTEBOOK_JOB):
         # for the process of the notebook job: the notebook itself has ended the pool
         Path(folder, NOTEBOOK_CLOSED).touch()
+    # The record of a pool that another notebook has taken is that notebook's. That of a pool with
+    # unreached machines is needed to end them later.
     if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     unregister(pool)
@@ -148,12 +154,15 @@ def close_all(
     """
     problems: list[str] = []
     interrupt: BaseException | None = None
+    # a copy: closing a pool removes it from the registry
     for pool in list(pools):
         try:
             pool.close()
             on_closed(pool)
         except PoolError as problem:
             problems.append(str(problem))
+        # raised once all pools were told to end: the user does not want to wait, and no machine may
+        # keep running because of that
         except KeyboardInterrupt as error:
             interrupt = interrupt or error
     if interrupt is not None:
@@ -173,6 +182,7 @@ def at_exit() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     to_leave = [pool for pool in _pools.values() if pool.stays(live.is_restarting())]
     to_close = [pool for pool in _pools.values() if pool not in to_leave]
+    # leaving takes milliseconds, and closing may take until Jupyter kills the process
     steps: list[Callable[[], None]] = [
         *(pool.leave for pool in to_leave),
         lambda: close_all(to_close),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.display.text import places
+from skymagic.display.text import positions
 from skymagic.errors import PoolError, PoolStateError, ProvisionError, RunInterrupted
 from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.pool import messages
@@ -35,7 +35,7 @@ from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire import debug_log
-from skymagic.wire.order import LONGEST_SOURCE, SOURCE_NAME, Order, RunCell
+from skymagic.wire.order import LONGEST_SOURCE, SOURCE_NAME, Order
 from skymagic.wire.outcome import RECALL, Recollection
 from skymagic.wire.session.frames import REPLACED
 
@@ -84,16 +84,21 @@ class PoolRuns:
             PoolError: the pool was ended in the meantime.
             RunInterrupted: the run was stopped before it began.
         """
+        # checked here once more: another thread may have ended the pool since the cell was parsed
         if self._status.closed is not None:
             if self._status.ended is not None:
                 self._status.check_ended()
             raise self._status.missing()
         bindings = self._resources.shipper.bindings
+        # before the reservation: runs on other ranks must not queue up behind this wait, which
+        # takes as long as the provider needs for a machine
         if self._replacement.lost:
             self._replacement.wait(
                 spec.ranks, self._may_wait(stop), lambda text: screen.note(f"[{text}]\n")
             )
         with self._ends_with_pool(), self._reservation(spec, stop, screen):
+            # only now: while the run waited for its ranks, some of them may have died or been
+            # released
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
@@ -103,6 +108,8 @@ class PoolRuns:
                     extra = {**spec.extra, SOURCE_NAME: spec.source}
                     spec = replace(spec, source="", extra=extra)
                 manifest = self._prepare(spec, screen, stop)
+                # the values are in the store: a notebook that runs a cell in the background may
+                # change its variables from here on
                 spec.taken()
                 ship_seconds = time.monotonic() - started
                 # The store's notes on where values went belong to the cell that sent the values.
@@ -143,6 +150,7 @@ class PoolRuns:
         """Queue the run for its ranks; stopping the run removes it from the queue."""
         may_wait, is_shown = self._may_wait(stop), False
 
+        # called again and again while the run waits, so that the note appears during a long wait
         def check() -> None:
             nonlocal is_shown
             may_wait()
@@ -152,11 +160,11 @@ class PoolRuns:
 
         reservation = self._scheduler.request(spec.ranks)
         reservation.run, reservation.check = spec, check
-        reservation.on_wait = lambda others: _tell(
+        reservation.on_wait = lambda other_runs: _tell(
             spec,
             [
                 reservation_before.run
-                for reservation_before in others
+                for reservation_before in other_runs
                 if reservation_before.run is not None
             ],
         )
@@ -181,6 +189,7 @@ class PoolRuns:
         """
         try:
             yield
+        # the user stopped the run, which is what they must read
         except RunInterrupted:
             raise
         except Exception as problem:
@@ -220,6 +229,7 @@ class PoolRuns:
     def _check_present(self, ranks: Sequence[int]) -> None:
         """Raise PoolStateError if the pool has released or lost some of these ranks."""
         status = self._status
+        # the pool was resized while the run waited, or between a call's definition and its run
         if max(ranks, default=0) >= status.world_size:
             raise PoolStateError(
                 f"pool {status.name!r} has {count(status.world_size, 'rank')} by now, and the cell "
@@ -251,6 +261,8 @@ class PoolRuns:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count a run for the duration of the block; the pool is "running" while there is any."""
+        # Runs on disjoint ranks overlap: the first one moves the pool to "running", the last one
+        # moves it back.
         with self._lock:
             if self._status.state is not State.RUNNING:
                 self._status.move(PoolEvent.RUN)
@@ -263,6 +275,7 @@ class PoolRuns:
                 self._running -= 1
                 if not self._running:
                     self._status.move(PoolEvent.DONE)
+                    # DONE leads to "ready", but a pool that goes on without a machine is degraded
                     if self._resources.agents.gone:
                         self._status.move(PoolEvent.DEGRADE)
 
@@ -273,6 +286,9 @@ class PoolRuns:
 
         Before that, the nodes get the packages that the run needs.
         """
+        # Which modules a cell needs is known only once its functions were found, and a package that
+        # was installed may need further ones. Each round settles the modules that it names, so it
+        # ends.
         while True:
             try:
                 return self._prepare_once(spec, screen, dry_run=dry_run)
@@ -286,19 +302,19 @@ class PoolRuns:
         """
         progress = ShippingProgress(screen)
 
-        def note(said: str) -> None:
-            screen.note(f"[{said}]\n")
+        def note(text: str) -> None:
+            screen.note(f"[{text}]\n")
 
         with progress:
             return self._resources.shipper.prepare(
                 spec.source_without_magics,
                 spec.ranks,
                 push=spec.push,
-                gather=spec.gather,
+                gather=spec.order.gather,
                 no_push=spec.no_push,
                 fresh=spec.fresh,
                 extra=spec.extra,
-                compiler_flags=spec.compiler_flags,
+                compiler_flags=spec.order.compiler_flags,
                 dry_run=dry_run,
                 progress=progress,
                 warn=note,
@@ -309,23 +325,13 @@ class PoolRuns:
     def _carry_out(
         self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
-        defaults = self._status.defaults
-        order = RunCell(
+        order = replace(
+            spec.order,
             run=next(self.numbers),
             manifest=manifest.orders,
-            ranks=spec.ranks,
-            visible_ranks=spec.visible_ranks,
-            gather=spec.gather,
-            gather_ranks=spec.gather_ranks,
-            value_ranks=spec.value_ranks,
-            profile=spec.profile,
-            execution_count=spec.execution_count,
-            compiler_flags=spec.compiler_flags,
-            job=spec.job,
-            output=spec.output,
-            head=spec.head,
-            screen_limit=defaults.screen_limit,
+            screen_limit=self._status.defaults.screen_limit,
         )
+        # a stop during the shipping; from `attach` on, the submission receives it
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks, order.run, self._metrics(spec))
@@ -335,9 +341,9 @@ class PoolRuns:
             "run begins: pool=%s run=%s cell=%s ranks=%s job=%s bytes=%s",
             self._status.name,
             order.run,
-            spec.execution_count,
-            list(spec.ranks),
-            spec.job,
+            order.execution_count,
+            list(order.ranks),
+            order.job,
             manifest.nbytes,
         )
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -355,8 +361,10 @@ class PoolRuns:
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
             outcome = rank.outcome
+            # a rank that died: its successor starts without values, and the recovery records that
             if outcome is None or (changes := outcome.changes) is None:
                 continue
+            # also if the cell failed: the values were bound before it began
             if outcome.bound:
                 shipper.bound(
                     manifest,
@@ -365,7 +373,7 @@ class PoolRuns:
                     changes.deleted,
                     completed=outcome.succeeded,
                 )
-            shipper.gone(number, changes.unlinked, changes.lost)
+            shipper.record_losses(number, changes.unlinked, changes.lost)
             if changes.reads is not None:
                 shipper.reads(number, changes.reads.digest, changes.reads.names)
         return report
@@ -375,7 +383,7 @@ class PoolRuns:
 
         The oldest metrics are dropped if there are too many numbers.
         """
-        metrics = Metrics(spec.execution_count)
+        metrics = Metrics(spec.order.execution_count)
         with self._lock:
             self.reported = [*newest_within(self.reported, MOST_NUMBERS), metrics]
         return metrics
@@ -386,16 +394,19 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
 
     Raises PoolStateError for a run that must not wait.
     """
+    # one cell may start several runs, for example through joblib: they are no surprise to its user
     runs_before = {
-        other.execution_count: other
+        other.order.execution_count: other
         for other in before
-        if other.execution_count != spec.execution_count
+        if other.order.execution_count != spec.order.execution_count
     }
     if runs_before and not spec.waits:
         raise PoolStateError(
             "; ".join(_busy(number, other) for number, other in runs_before.items()),
             code="pool-busy",
         )
+    # A background cell returns to the notebook while it waits: its values are taken when its turn
+    # comes, and the next cells queue up behind it.
     spec.taken()
     for number, other in runs_before.items():
         remedy = (
@@ -435,11 +446,12 @@ class UnfinishedRun:
     seconds: float = 0.0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The run and its state: "[cell 11 on ranks 0, 1 is still running; …]"."""
-        cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
+        cell = f"cell {self.spec.order.execution_count} on {rank_words(self.spec.ranks)}"
         # Output counts as shown once the earlier kernel has sent it, even if its page was closed.
-        earlier = f"; earlier output: %sky_logs --run {self.run}" if self.spec.job == "cell" else ""
+        is_cell = self.spec.order.job == "cell"
+        earlier = f"; earlier output: %sky_logs --run {self.run}" if is_cell else ""
         return f"[{cell} {'had ended' if self.over else 'is still running'}{earlier}]"
 
 
@@ -468,6 +480,8 @@ class Attaching:
             ProvisionError: all nodes are gone, a node does not answer, or another notebook
                 attaches too.
         """
+        # The machines have agreed on these addresses when the pool started. They are not determined
+        # anew: the ranks' process groups use them.
         met_nodes = [
             replace(node, address=address, hostname=hostname)
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
@@ -476,10 +490,13 @@ class Attaching:
         try:
             dead = self._resources.attach(met_nodes, connect, key.port)
             agents = self._resources.agents
+            # A rank that does not answer counts as one that remembers nothing: it may be in native
+            # code, and is followed by its agent's messages.
             answers = agents.ask(range(self._status.world_size), RECALL, RECALL_TIMEOUT)
-            kept = {rank: recalled or Recollection() for rank, recalled in answers.items()}
+            recollections = {rank: recalled or Recollection() for rank, recalled in answers.items()}
             if refusals := [reason for reason in agents.gone.values() if REPLACED in reason]:
                 raise ProvisionError(refusals[0])
+        # also an interrupt: the pool continues as if nobody had tried
         except BaseException as problem:
             self._resources.leave()
             self._status.move(PoolEvent.STOPPED)
@@ -490,25 +507,27 @@ class Attaching:
                 ) from problem
             raise
         self._status.move(PoolEvent.STARTED)
-        gone = {rank for index in agents.gone for rank in agents.ranks_of(index)}
+        lost_ranks = {rank for index in agents.gone for rank in agents.ranks_of(index)}
         for index, reason in sorted(agents.gone.items()):
             self._node_lost(index, reason)
         unfinished = [
             item
-            for item in unfinished_runs(kept)
+            for item in unfinished_runs(recollections)
             if not (item.over and self._status.shown.delivered(item.run, item.spec.ranks))
         ]
-        for text in interrupted_runs(kept, {item.run for item in unfinished}):
+        for text in interrupted_runs(recollections, {item.run for item in unfinished}):
             self._status.note(text)
+        # Numbers are unique in the pool's life, because logs and displays are found by them. The
+        # same holds for generations: a process group of an earlier one must not be joined.
         self._runs.numbers = itertools.count(
-            1 + max((recalled.run for recalled in kept.values()), default=0)
+            1 + max((recalled.run for recalled in recollections.values()), default=0)
         )
         self._recovery.generation = max(
-            (recalled.generation for recalled in kept.values()), default=0
+            (recalled.generation for recalled in recollections.values()), default=0
         )
         # these runs report their ranks' deaths themselves
         followed = {rank for item in unfinished for rank in item.spec.ranks}
-        if dead_ranks := sorted({*dead} - followed - gone):
+        if dead_ranks := sorted({*dead} - followed - lost_ranks):
             self._status.note(
                 f"{rank_words(dead_ranks)} had died; "
                 f"{verb_form(len(dead_ranks), 'it is', 'they are')} restarted without variables"
@@ -524,38 +543,45 @@ class Attaching:
         return len(agents.gone) == len(agents.nodes) and not is_taken
 
 
-def unfinished_runs(kept: Mapping[int, Recollection]) -> list[UnfinishedRun]:
+def unfinished_runs(recollections: Mapping[int, Recollection]) -> list[UnfinishedRun]:
     """Return the last runs of these ranks, the oldest first; pure.
 
     Args:
-        kept: rank → what it remembers.
+        recollections: rank → what it remembers.
     """
+    # all ranks of a run have the same order, so it does not matter whose is kept
     orders = {
-        recalled.run: recalled.order for recalled in kept.values() if recalled.order is not None
+        recalled.run: recalled.order
+        for recalled in recollections.values()
+        if recalled.order is not None
     }
     runs = []
     for run, order in sorted(orders.items()):
-        if any(kept[rank].run > run for rank in order.ranks if rank in kept):
+        if any(recollections[rank].run > run for rank in order.ranks if rank in recollections):
             continue  # one of its ranks has begun another run, so its user has seen its end
-        of_run = [recalled for recalled in kept.values() if recalled.run == run]
+        of_run = [recalled for recalled in recollections.values() if recalled.run == run]
         over = all(recalled.outcome is not None for recalled in of_run)
         seconds = max(recalled.seconds for recalled in of_run)
-        runs.append(UnfinishedRun(run, _spec_of(order), over, seconds))
+        # Without the cell's text, which ranks do not remember, and without profiles, which belong
+        # to the folder of the notebook that has asked for them.
+        runs.append(UnfinishedRun(run, RunSpec(replace(order, profile=())), over, seconds))
     return runs
 
 
-def interrupted_runs(kept: Mapping[int, Recollection], followed: Collection[int]) -> list[str]:
+def interrupted_runs(
+    recollections: Mapping[int, Recollection], followed: Collection[int]
+) -> list[str]:
     """Return a line for each of the ranks' last runs that was interrupted: cell, time, and place.
 
     Only runs whose end was shown. A front end may interrupt a cell before it restarts the kernel.
     Without this line, the next notebook would only notice that the cell's variables are missing.
 
     Args:
-        kept: as in `unfinished_runs`.
+        recollections: as in `unfinished_runs`.
         followed: runs that report their end themselves.
     """
     by_run: dict[int, dict[int, Recollection]] = {}
-    for rank, recalled in sorted(kept.items()):
+    for rank, recalled in sorted(recollections.items()):
         if recalled.outcome is not None and recalled.outcome.interrupted:
             by_run.setdefault(recalled.run, {})[rank] = recalled
     return [_interrupted(by_rank) for run, by_rank in sorted(by_run.items()) if run not in followed]
@@ -565,10 +591,11 @@ def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
     """Describe an interrupted run, as its ranks remember it."""
     first = next(iter(by_rank.values()))
     order = first.order
+    # there is an outcome, so there was an order
     assert order is not None
     ended = time.strftime("%H:%M:%S", time.localtime(first.ended_at))
     step = f", after step {first.step:g}" if first.step is not None else ""
-    position = places(
+    position = positions(
         {
             rank: recalled.outcome.stopped_at
             for rank, recalled in by_rank.items()
@@ -581,21 +608,4 @@ def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
     return (
         f"cell {order.execution_count} on {rank_words(list(by_rank))} was interrupted at "
         f"{ended}{step}{location}{unset}"
-    )
-
-
-def _spec_of(order: RunCell) -> RunSpec:
-    """Rebuild a run's spec from what a rank remembers; the cell's text is not part of it."""
-    return RunSpec(
-        source="",
-        source_without_magics="",
-        ranks=order.ranks,
-        visible_ranks=order.visible_ranks,
-        value_ranks=order.value_ranks,
-        gather=order.gather,
-        gather_ranks=order.gather_ranks,
-        execution_count=order.execution_count,
-        job=order.job,
-        output=order.output,
-        head=order.head,
     )

@@ -119,6 +119,8 @@ def start_plan(
         start: make the pool now even if the request is lazy.
     """
     running = running_pool(request, own)
+    # A line without a name means the pool that the user has declared, if it fits: a request with
+    # fewer options, as %%sky_broadcast has them, must not make a second pool.
     if request.name is None and running is None:
         declared = [
             pool for pool in own if pool.state is State.DECLARED and not fits(request, pool.plan)
@@ -129,12 +131,16 @@ def start_plan(
                 declared_request, own, recorded, allocate=allocate, runs=runs, start=True
             )
     name = request.name or DEFAULT_NAME
+    # From here on the request needs a provider, and to choose one inspects this machine. Not
+    # before: this function runs for each cell, and mostly returns a running pool.
     if running is None:
         request = allocate(request)
         return _from_elsewhere(request, name, recorded, plan_of, runs) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
         return Reuse(running)
+    # Only if the size is all that differs: whether the ranks' variables are worth another image or
+    # other GPUs is for the user to decide.
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
     problem = f"pool {running.name!r} is already running"
@@ -151,7 +157,9 @@ def after_refusal(step: Attach, kind: str, start: bool) -> StartPlan | None:
     Returns:
         None if nothing can be done, and the refusal is an error.
     """
-    if kind == "missing" and step.request.given():
+    # A bare name means that pool and no other one; only a request that states machines can make
+    # them.
+    if kind == "missing" and step.request.stated_fields():
         return _new(step.request, step.request.name or DEFAULT_NAME, start)
     return None
 
@@ -165,7 +173,7 @@ def step_text(step: StartPlan, plan: Plan) -> str:
             verb = "is started again with" if plan.remote else "gets"
             heading = f"pool {pool.name!r} {verb} {size_words(pool.plan, plan)}"
         case Attach(record, _):
-            heading = f"attaches to a pool that was left: {records.words(record)}"
+            heading = f"attaches to a pool that was left: {records.record_text(record)}"
         case Declare(name, _):
             heading = f"pool {name!r} is declared: its next cell starts it"
         case Refuse():
@@ -183,6 +191,8 @@ def running_pool(request: PoolRequest, own: Sequence[SharedStatus]) -> SharedSta
     )
     if request.name is not None:
         return same_name
+    # Without a name any pool that fits will do, the most recently used one first. If none fits, the
+    # one of the default name is returned, because the new pool could not have that name.
     return next((pool for pool in reversed(running) if not fits(request, pool.plan)), same_name)
 
 
@@ -204,11 +214,12 @@ def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
 
     --ranks is a number of both nodes and processes.
     """
+    # on this machine, --ranks N sets both `nodes` and `procs_per_node`
     is_ranks = not plan.remote and request.nodes is not None
     size = {"nodes", "hosts", *({"procs_per_node"} if is_ranks else ())}
     ranks = None if is_ranks else request.procs_per_node
     return replace(
-        request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.given() - size
+        request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.stated_fields() - size
     )
 
 
@@ -221,6 +232,7 @@ def _resized(request: PoolRequest, pool: SharedStatus) -> PoolRequest:
         procs_per_node=request.procs_per_node or own_request.procs_per_node,
         hosts=request.hosts or own_request.hosts,
         yes=request.yes,
+        # so that the GPUs which the pool itself holds count as free
         resizes=pool.job_id,
     )
 
@@ -243,6 +255,7 @@ def _from_elsewhere(
         for record in recorded
         if record.provider in RENTED and (record.name == name or request.name is None)
     ]
+    # a generator: to read a plan opens a file and unpickles a key, and the first match is enough
     steps = (_of_recorded(request, name, record, plan_of) for record in candidates)
     return next((step for step in steps if step is not None), None)
 
@@ -257,13 +270,14 @@ def _name_in_the_way(
 
     A pool that ends with its notebook claims no name.
     """
-    if request.here and not request.detached:
+    if request.is_here and not request.detached:
         return None
     for record in recorded:
         if record.name != name or record.provider in RENTED:
             continue
-        if not records.left(record):
+        if not records.is_left(record):
             return Refuse(request, (records.taken_words(record),), busy=True)
+        # asks hosts or a scheduler, so it comes last
         if runs(record):
             return Refuse(request, (records.left_words(record),), busy=True)
     return None
@@ -273,8 +287,9 @@ def _of_recorded(
     request: PoolRequest, name: str, record: PoolRecord, plan_of: Callable[[PoolRecord], Plan]
 ) -> Attach | Refuse | None:
     """Decide what a rented pool is to a request: a match, an obstacle, or nothing."""
+    # Under another name, an obstacle is none: the request then makes a pool of its own.
     has_name = record.name == name
-    if not records.left(record):
+    if not records.is_left(record):
         return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
     try:
         plan = plan_of(record)

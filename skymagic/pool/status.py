@@ -68,6 +68,7 @@ class PoolEvent(Enum):
     STOPPED = "be gone"
 
 
+# LOST counts as alive: the agents end by their own limits, and until then machines cost money.
 _ALIVE = (State.STARTING, State.READY, State.RUNNING, State.RECOVERING, State.DEGRADED, State.LOST)
 _ENDING = (State.STOPPING, State.STOPPED)
 _STARTING = (State.STARTING, State.RECOVERING)
@@ -78,6 +79,8 @@ _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.NEW, PoolEvent.START): State.STARTING,
     (State.READY, PoolEvent.RUN): State.RUNNING,
     (State.DEGRADED, PoolEvent.RUN): State.RUNNING,
+    # %sky_restart is legal during a run, which it stops, and during another recovery, which it
+    # follows; ranks that are still starting are not there to be restarted
     **{
         (state, PoolEvent.RECOVER): State.RECOVERING
         for state in _ALIVE
@@ -92,18 +95,21 @@ _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
 _REPORTED_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.STARTING, PoolEvent.STARTED): State.READY,
     (State.RUNNING, PoolEvent.DONE): State.READY,
+    # a run that ends after its pool was stopped or lost, or while ranks recover
     **{
         (state, PoolEvent.DONE): state
         for state in (*_ALIVE, *_ENDING)
         if state is not State.RUNNING
     },
     (State.RECOVERING, PoolEvent.RECOVERED): State.READY,
+    # The end of a recovery that something else has overtaken: a loss or a stop keeps its state.
     **{
         (state, PoolEvent.RECOVERED): state
         for state in (*_ALIVE, *_ENDING)
         if state not in _STARTING
     },
     **{(state, PoolEvent.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
+    # worse states remain: without its head, a pool cannot continue with the other ranks
     **{(state, PoolEvent.DEGRADE): state for state in (State.LOST, *_ENDING)},
     **{(state, PoolEvent.LOSE): State.LOST for state in _ALIVE},
     **{(state, PoolEvent.LOSE): state for state in _ENDING},
@@ -126,6 +132,7 @@ def state_after(state: State, event: PoolEvent, name: str = "") -> State:
     if (state, event) in MOVES:
         return MOVES[state, event]
     pool = f"pool {name!r}" if name else "the pool"
+    # what agents and runs report is not a choice of the user's
     choices = [choice.value for choice in allowed_events(state)]
     if state in _ENDING:
         choices = ["make a new one (%sky_pool)"]
@@ -218,6 +225,7 @@ class SharedStatus:
 
     def check(self, event: PoolEvent) -> None:
         """Raise PoolStateError if this event is not allowed now."""
+        # the same table as `move`, so that a check and the later move cannot disagree
         state_after(self.state, event, self.name)
 
     def check_ended(self) -> None:
@@ -227,6 +235,7 @@ class SharedStatus:
             PoolStateError: the pool has ended by itself.
             PoolError: this notebook has ended the pool.
         """
+        # A pool that has ended by itself is closed too: the reason of its end comes first.
         if self.ended is not None:
             raise PoolStateError(
                 f"{self.ended}: {self.remedy}", code="pool-ended", names=[self.name]
@@ -249,5 +258,6 @@ class SharedStatus:
 
     def take_notes(self) -> list[str]:
         """Return the notes that were not shown yet, and clear them."""
+        # a new list, because agents' threads may add a note at this moment
         notes, self._notes = self._notes, []
         return notes

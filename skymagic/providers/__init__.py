@@ -1,13 +1,13 @@
 """Providers: a small protocol for getting machines, and a table of implementations loaded on use.
 
 provider          the protocol: plan, acquire, release
-registry          selects a provider by class or by name, finds and stops pools; entry points add more
+registry          selects a provider by class or name, finds and stops pools; entry points add more
 local             ranks on this machine, which may outlive their notebook
 head              reach the machines of a pool from its head
 ssh               your own machines
-environment_copy  copy one environment to several similar hosts: the first builds it, the others pass it on
-host_pools        find and end the user's pools on such machines with one script, without a local record
-cluster           shared by Slurm, Ray and Kubernetes: allocated nodes, channels, holders, release
+environment_copy  copy one environment to several similar hosts along a chain
+host_pools        find and end the user's pools on such machines, without a local record
+cluster           shared by Slurm, Ray and Kubernetes: nodes, channels, holders, release
 channel_key       the key that authenticates notebook and nodes in a scheduler's channel
 slurm             nodes of a Slurm cluster
 slurm_jobs        requests to Slurm: scripts, jobs, and explanations of how jobs ended

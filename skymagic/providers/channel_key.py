@@ -37,7 +37,9 @@ mkdir -p "{FOLDER}/$0" && chmod 700 "{FOLDER}" "{FOLDER}/$0" && cat >"{FOLDER}/$
 """Script that writes the key from its input, and removes keys that are more than a week old."""
 MARKS = f'ls "{FOLDER}/$0"'
 DROP = f'rm -rf "{FOLDER}/$0"'
-MARK_SEEN = f"""if [ -r "{FOLDER}/@JOB@/key" ]; then : >"{FOLDER}/@JOB@/seen-${{dir##*/}}"; fi 2>/dev/null
+MARK_SEEN = f"""if [ -r "{FOLDER}/@JOB@/key" ]; then
+    : >"{FOLDER}/@JOB@/seen-${{dir##*/}}"
+fi 2>/dev/null
 """
 """Part of the holder script, whose folder is `dir`."""
 
@@ -98,7 +100,7 @@ class ChannelKey:
         if knows:
             expected = sealed.proof(self.secret, sealed.NODE, session_fingerprint)
             if not hmac.compare_digest(claim.get("proof", "").encode(), expected.encode()):
-                raise UntrustedHost(node, *self._wrong(knows))
+                raise UntrustedHost(node, *self._wrong(knows), code="channel-untrusted")
             with self._lock:
                 self._known.add(node)
                 self._shared = self._shared or knows == sealed.SHARED
@@ -108,6 +110,7 @@ class ChannelKey:
                 node,
                 f"its channel key cannot be used: {problem}",
                 "chmod 600 the file if nobody has changed it, then start the pool again",
+                code="channel-untrusted",
             )
         if not self._first_use or node in self._known or self._shared or self._marked(node):
             raise UntrustedHost(
@@ -116,6 +119,7 @@ class ChannelKey:
                 "folder",
                 "the key was removed there, or somebody stands in for the node: end the pool with "
                 f"%sky_down {self.job_id} and start another",
+                code="channel-untrusted",
             )
         return {"key": self.secret}
 

@@ -83,7 +83,7 @@ class ClusterNode(ABC):
 
     @property
     @abstractmethod
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Provider-specific location, see `ClusterAccess`."""
 
     @property
@@ -129,7 +129,7 @@ class ClusterNode(ABC):
             self.address, head.NodeAccess(daemon, "", self.name), machine, node.run
         )
         access = ClusterAccess(
-            **vars(node.access), location=self.where, channel_key=self.channel_key
+            **vars(node.access), location=self.location, channel_key=self.channel_key
         )
         return replace(
             node, access=access, fate=self.fate, run=direct.run, start_agent=direct.start_agent
@@ -474,13 +474,18 @@ HOLDER_SECONDS = 3600
 """Seconds a job waits for its first daemon. A notebook killed meanwhile leaves no job for longer.
 """
 HOLDER = r"""umask 077
-find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
-sweep() { for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"; done; }
+find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 \
+    -exec rm -rf {} + 2>/dev/null
+sweep() {
+    for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do
+        [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"
+    done
+}
 running=0 ending= alone=
 trap 'ending=1; echo >&3' HUP INT TERM
 dir=@DIR@
 if ! mkdir "$dir" 2>/dev/null; then
-    # /tmp is everybody's: a name that somebody else has taken first is passed over for one that nobody can guess
+    # /tmp is everybody's: if another user has taken the name first, use one that nobody can guess
     if [ -d "$dir" ] && [ -O "$dir" ] && [ ! -L "$dir" ]; then exit 1; fi
     dir=$(mktemp -d "$dir+XXXXXX") || exit 1
 fi
@@ -498,7 +503,10 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
         '') ;;
         '?') [ "$running" -gt 0 ] || ending=1 ;;
         -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
-        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) & ;;
+        *)
+            running=$((running + 1))
+            (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) &
+            ;;
     esac
 done
 """

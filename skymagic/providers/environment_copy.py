@@ -170,7 +170,7 @@ def fetch_wheels_locally(
         backend=requirements.backend,
     )
     try:
-        wheelhouse = fetch(request, facts, lambda words: None)
+        wheelhouse = fetch(request, facts, lambda message: None)
     except NoWheels as problem:
         reason = (
             "it reaches no package index, and its packages could not be fetched here either:\n"

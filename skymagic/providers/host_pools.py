@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
 from skymagic.display import live
@@ -71,7 +71,7 @@ class HostNode:
             limits.append(max(record.idle_since, record.away_since) + record.detached_timeout)
         return min(limits, default=None)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the node as plain values for programs, by the host's clock."""
         record = self.record
         return {

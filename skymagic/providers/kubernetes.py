@@ -30,10 +30,11 @@ from skymagic.providers.cluster import (
     cpus_of,
     holder_folder,
 )
-from skymagic.providers.kubernetes_api import ExecChannel, Json, KubernetesCluster
+from skymagic.providers.kubernetes_api import ExecChannel, KubernetesCluster
 from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
+from skymagic.wire.typed import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class PodNode(ClusterNode):
     holder: bool
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Context, namespace, container, and "holder" if the pod has one."""
         return self.context, self.namespace, self.container, "holder" if self.holder else ""
 
@@ -110,7 +111,7 @@ class KubernetesSurvey(ClusterSurvey):
     """
 
     cluster: KubernetesCluster
-    manifest: Callable[[str], Json]
+    manifest: Callable[[str], JsonObject]
     labels: str = ""
 
     def give_back(self) -> str:
@@ -250,17 +251,17 @@ class Kubernetes:
         return ""
 
 
-def _remote_pool(job: Json, namespace: str) -> RemotePool:
+def _remote_pool(job: JsonObject, namespace: str) -> RemotePool:
     job_id = job["metadata"]["labels"][api.JOB]
-    where = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
+    location = f"Kubernetes job {job['metadata']['name']} in namespace {namespace}"
     state, ends = api.job_words(job)
-    return RemotePool(job_id.rpartition("-")[0], job_id, where, state, ends=ends)
+    return RemotePool(job_id.rpartition("-")[0], job_id, location, state, ends=ends)
 
 
 # ------------------------------------------------------------------------------------ the request
 
 
-def _resources(request: PoolRequest, template: Json) -> Json:
+def _resources(request: PoolRequest, template: JsonObject) -> JsonObject:
     """Return requests and limits to add to those of the template's container.
 
     Raises RequestError.
@@ -280,12 +281,12 @@ def _resources(request: PoolRequest, template: Json) -> Json:
     return {"requests": requests | gpus, "limits": gpus}
 
 
-def _container(template: Json) -> Json:
+def _container(template: JsonObject) -> JsonObject:
     """Return the template's first container, where the pool's ranks run."""
     return dict(next(iter(template.get("spec", {}).get("containers") or [{}])))
 
 
-def _template(file: str) -> Json:
+def _template(file: str) -> JsonObject:
     """Read the user's pod template: a Pod, or the template of a Job. Raises RequestError."""
     if not file:
         return {}
@@ -320,7 +321,7 @@ def _template(file: str) -> Json:
     return dict(template)
 
 
-def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str, ...]:
+def _preview(request: PoolRequest, manifest: Callable[[str], JsonObject]) -> tuple[str, ...]:
     """Return the Job as YAML if the user only wants to see the plan."""
     if not request.dry_run:
         return ()
@@ -335,7 +336,7 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
     return tuple(str(text).splitlines())
 
 
-def _running_pods(cluster: KubernetesCluster, labels: str) -> list[Json]:
+def _running_pods(cluster: KubernetesCluster, labels: str) -> list[JsonObject]:
     """Return the running pods with these labels."""
     return [pod for pod in cluster.pods(labels)[0] if api.waiting_reason(pod) == ("", "")]
 
@@ -343,7 +344,7 @@ def _running_pods(cluster: KubernetesCluster, labels: str) -> list[Json]:
 # ------------------------------------------------------------------------------------ the pods
 
 
-def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> list[Json]:
+def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> list[JsonObject]:
     """Wait until all pods of a job run, and return them. Can be interrupted.
 
     Raises:

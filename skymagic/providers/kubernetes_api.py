@@ -34,8 +34,8 @@ from skymagic.providers.cluster import holder_folder, holder_script
 from skymagic.ssh.command import SocketChannel
 from skymagic.wire import tls
 from skymagic.wire.threads import start_all
+from skymagic.wire.typed import JsonObject
 
-Json = dict[str, Any]
 SECONDS = (10.0, 60.0)
 """Timeouts in seconds for connecting and for an answer."""
 PING_SECONDS = 20.0
@@ -182,7 +182,7 @@ class KubernetesCluster:
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self._version, self._reviews = client.VersionApi(api), client.AuthorizationV1Api(api)
 
-    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Json:
+    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> JsonObject:
         """Return the answer to a call, or ``{}`` for a missing object.
 
         Raises ProvisionError with the reason if the server refuses the call.
@@ -259,7 +259,7 @@ class KubernetesCluster:
         )
         return bool(review["status"]["allowed"])
 
-    def create(self, job: Json) -> None:
+    def create(self, job: JsonObject) -> None:
         """Create a job and the Service that belongs to it."""
         # strict: otherwise a misspelt field of a template is dropped silently
         created = self._ask(
@@ -280,11 +280,11 @@ class KubernetesCluster:
             self._batch.delete_namespaced_job, job, self.namespace, propagation_policy="Background"
         )
 
-    def job(self, name: str) -> Json:
+    def job(self, name: str) -> JsonObject:
         """Return a job, or {} if it is gone."""
         return self._ask(self._batch.read_namespaced_job, name, self.namespace)
 
-    def jobs(self) -> list[Json]:
+    def jobs(self) -> list[JsonObject]:
         """Return all pool jobs in the namespace, of every user."""
         labels = f"{MANAGED}=skymagic"
         return list(
@@ -293,11 +293,11 @@ class KubernetesCluster:
             ]
         )
 
-    def pod(self, name: str) -> Json:
+    def pod(self, name: str) -> JsonObject:
         """Return a pod, or {} if it is gone."""
         return self._ask(self._core.read_namespaced_pod, name, self.namespace)
 
-    def pods(self, labels: str) -> tuple[list[Json], str]:
+    def pods(self, labels: str) -> tuple[list[JsonObject], str]:
         """Return the pods with these labels by index and name, and the version of the list."""
         answer = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=labels)
         return sorted(answer["items"], key=_place), answer["metadata"]["resourceVersion"]
@@ -328,7 +328,7 @@ class KubernetesCluster:
         finally:
             watch.stop()
 
-    def events(self, name: str) -> list[Json]:
+    def events(self, name: str) -> list[JsonObject]:
         """Return the events of an object, the newest last; nothing if reading them is forbidden."""
         try:
             answer = self._ask(
@@ -340,7 +340,7 @@ class KubernetesCluster:
             return []
         return sorted(
             answer.get("items", []),
-            key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""),
+            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
         )
 
     def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:
@@ -384,7 +384,7 @@ class KubernetesCluster:
         return opened.sock
 
 
-def _place(pod: Json) -> tuple[int, str]:
+def _place(pod: JsonObject) -> tuple[int, str]:
     index = (
         pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
     )
@@ -522,7 +522,9 @@ def exit_status(message: bytes) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ objects
 
 
-HOME = r"""id=$(id -u); name=$(id -un 2>/dev/null) || name=$id; : "${USER:=$name}" "${LOGNAME:=$USER}"
+HOME = r"""id=$(id -u)
+name=$(id -un 2>/dev/null) || name=$id
+: "${USER:=$name}" "${LOGNAME:=$USER}"
 case $HOME in ''|/) HOME=/none ;; esac
 [ -w "$HOME" ] || { HOME=/tmp/skymagic-home-$id; (umask 077; mkdir -p "$HOME"); }
 export HOME USER LOGNAME
@@ -574,7 +576,7 @@ def user() -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", getpass.getuser()).strip("-_.")[:63]
 
 
-def job_words(job: Json) -> tuple[str, float | None]:
+def job_words(job: JsonObject) -> tuple[str, float | None]:
     """Describe the state of a job, with its latest end in seconds since 1970."""
     if ended := _true(job, "Complete", "Failed", "Suspended"):
         return ended[0]["type"].lower(), None
@@ -590,8 +592,8 @@ def job_words(job: Json) -> tuple[str, float | None]:
 
 
 def job_manifest(
-    job_id: str, nodes: int, seconds: int, resources: Json, image: str, template: Json
-) -> Json:
+    job_id: str, nodes: int, seconds: int, resources: JsonObject, image: str, template: JsonObject
+) -> JsonObject:
     """Return the Indexed Job of a pool. Pure.
 
     Args:
@@ -663,7 +665,7 @@ def job_manifest(
     }
 
 
-def service_of(job: Json, uid: str) -> Json:
+def service_of(job: JsonObject, uid: str) -> JsonObject:
     """Return the headless Service that lets a job's pods resolve each other. Pure.
 
     It is owned by the job with this uid, and deleted with it.
@@ -729,7 +731,7 @@ HOPELESS = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"
 """Reasons that do not resolve by themselves."""
 
 
-def _true(thing: Json, *kinds: str) -> list[Json]:
+def _true(thing: JsonObject, *kinds: str) -> list[JsonObject]:
     """Return the conditions of these kinds that are true."""
     conditions = thing.get("status", {}).get("conditions", [])
     return [
@@ -739,7 +741,7 @@ def _true(thing: Json, *kinds: str) -> list[Json]:
     ]
 
 
-def waiting_reason(pod: Json) -> tuple[str, str]:
+def waiting_reason(pod: JsonObject) -> tuple[str, str]:
     """Return Kubernetes' reason and message why a pod does not run, or ("", "") if it runs."""
     status = pod.get("status", {})
     for container in [
@@ -757,11 +759,11 @@ def waiting_reason(pod: Json) -> tuple[str, str]:
 
 
 def waiting_words(
-    pods: Sequence[Json],
+    pods: Sequence[JsonObject],
     pod_count: int,
-    events: Iterable[Json],
+    events: Iterable[JsonObject],
     suspended: bool,
-    creating: Sequence[Json] = (),
+    creating: Sequence[JsonObject] = (),
 ) -> str:
     """Explain why a pool's pods do not all run, grouped by reason; "" if they do.
 
@@ -787,7 +789,7 @@ def waiting_words(
     )
 
 
-def _creating_words(events: Sequence[Json]) -> str:
+def _creating_words(events: Sequence[JsonObject]) -> str:
     """Return the slow step or latest failure while a container is created, or "" if unknown."""
     progress = [
         event
@@ -797,7 +799,7 @@ def _creating_words(events: Sequence[Json]) -> str:
     return str(progress[-1].get("message", "")) if progress else ""
 
 
-def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
+def fate_words(name: str, pod: JsonObject, job: JsonObject, events: Sequence[JsonObject]) -> str:
     """Explain why a pod is gone, or return "" if it is not.
 
     Args:
@@ -827,7 +829,7 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
     return f"pod {name} was deleted from outside this notebook"
 
 
-def explain_hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
+def explain_hopeless(pods: Iterable[JsonObject], events: Iterable[JsonObject] = ()) -> str:
     """Explain why pods can never run, or return "" if they may.
 
     Args:

@@ -121,7 +121,7 @@ class RemoteNode(Protocol):
     def row(self) -> tuple[object, ...]:
         """Return the node as a row of a table for users."""
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the node as plain values for programs; times are seconds since 1970."""
 
 
@@ -149,7 +149,7 @@ class RemotePool:
     nodes: tuple[RemoteNode, ...] = ()
     nodes_elsewhere: int = 0
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the pool as plain values for programs; the fields are stable across versions."""
         return {**vars(self), "nodes": [node.plain() for node in self.nodes]}
 

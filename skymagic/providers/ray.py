@@ -45,7 +45,7 @@ from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.process import START_TIMEOUT, Channel
 from skymagic.ssh.programs import Programs
 from skymagic.ssh.sealed import SealedChannel, bootstrap
-from skymagic.wire import atomic, sealed, tls
+from skymagic.wire import atomic, debug_log, sealed, tls
 from skymagic.wire.threads import start_all
 from skymagic.wire.untrusted import sanitized_line
 
@@ -93,8 +93,8 @@ class DriverAnswer:
     Attributes:
         error: why the request was refused; "" if it was not.
         resources: those of each node in the cluster (``nodes``).
-        waits: what a pool waits for (``place``).
-        placed: the pool's nodes (``place``, at its end).
+        waits: what a pool waits for (``allocate``).
+        placed: the pool's nodes (``allocate``, at its end).
         fate: why a node is gone; "" if it is not (``fate``).
         left: names that remain after a pool's end (``end``).
         pools: job IDs with Ray's states of their groups (``pools``).
@@ -189,6 +189,7 @@ class RayLink:
                     )
                     return
                 except OSError:  # Ray is ending it
+                    logger.warning("Ray's process is ending: pid=%s", self._program.pid)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._program.wait(CONNECT_SECONDS)
             raise ProvisionError(
@@ -228,8 +229,15 @@ class RayLink:
         )
         try:
             with driver_end:
+                arguments = (str(driver_end.fileno()), self.address)
                 self._program = subprocess.Popen(
-                    [sys.executable, "-P", str(DRIVER), str(driver_end.fileno()), self.address],
+                    [
+                        sys.executable,
+                        "-P",
+                        str(DRIVER),
+                        *arguments,
+                        *debug_log.arguments_beside("ray"),
+                    ],
                     pass_fds=[driver_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -251,6 +259,7 @@ class RayLink:
             raise
         self._control.settimeout(None)
         self.address = greeting["address"]
+        logger.info("Ray's process runs: pid=%s address=%s", self._program.pid, self.address)
 
     def close(self) -> None:
         """Disconnect from the cluster. Twice is safe."""
@@ -304,10 +313,10 @@ def _reach(address: str) -> None:
         ) from None
 
 
-def refusal(address: str, said: str) -> str:
+def refusal(address: str, reason: str) -> str:
     """Explain why Ray refused the connection. Pure."""
-    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", said)
-    if "ersion mismatch" in said and len(versions) == 2:
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", reason)
+    if "ersion mismatch" in reason and len(versions) == 2:
         (ray, python), (own, own_python) = versions
         return (
             f"the Ray cluster at {address} has Ray {ray} and Python {python}, "
@@ -315,14 +324,14 @@ def refusal(address: str, said: str) -> str:
             "only where both are the same\n"
             f"  run the notebook with Python {python} and pip install ray=={ray}"
         )
-    if address == "auto" and "Could not find any running Ray instance" in said:
+    if address == "auto" and "Could not find any running Ray instance" in reason:
         return (
             "--address auto: no Ray cluster runs on this machine, and RAY_ADDRESS is not set; "
             "write --address HOST:PORT, or ray://HOST:10001"
         )
-    message = f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
+    message = f"the Ray cluster at {address} lets nobody in: {' '.join(reason.split())[:1000]}"
     # gRPC crashes in the process that Ray's server forks
-    if "Starting Ray client server failed" in said:
+    if "Starting Ray client server failed" in reason:
         message += (
             "\n  Ray loses some clients (ray-project/ray#63202): try again, "
             "or start the head with GRPC_ENABLE_FORK_SUPPORT=0"
@@ -377,7 +386,7 @@ class RayNode(ClusterNode):
         return self.key.secret
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Address of the cluster, and of the node."""
         return self.link.address, self.host
 
@@ -501,7 +510,7 @@ class Ray:
             RayNode(name, job_id, survey.link, index, node.address, key)
             for index, (name, node) in enumerate(zip(_names(allocated), allocated, strict=True))
         ]
-        ssh.call_concurrently(lambda place: place.introduce(pem), nodes)
+        ssh.call_concurrently(lambda node: node.introduce(pem), nodes)
         hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
         next(survey.link.ask(hold))
         return survey.prepare_nodes(nodes, "Ray has given", say)
@@ -615,7 +624,7 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> tuple[PlacedNode, ...]:
     job = survey.allocation.job_id
     folder = holder_folder(job, "@NODE@")
     request = {
-        "do": "place",
+        "do": "allocate",
         "job": job,
         "bundles": survey.bundles,
         "folder": folder,

@@ -60,6 +60,9 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
+# below our own logger, whose entries the debug log has: this file runs as `__main__`
+logger = logging.getLogger(f"{PREFIX}.providers.{Path(__file__).stem}")
+
 FORGOTTEN = 30.0
 """Idle time in seconds after which an unused node, or a shell that no client reads, is dropped."""
 POLL, LOOK = 10.0, 2.0
@@ -510,9 +513,10 @@ def serve(control: socket.socket) -> None:
             json.loads(data),
             [socket.socket(fileno=descriptor) for descriptor in descriptors],
         )
+        logger.debug("request: do=%s job=%s", request["do"], request.get("job", ""))
         # before the next request is read: a later "end" must find the pool that it ends
-        if request["do"] == "place":
-            request["placement_group"] = made(**request)
+        if request["do"] == "allocate":
+            request["placement_group"] = create_holders(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 
@@ -528,6 +532,9 @@ def answer(request: Any, sockets: Sequence[socket.socket]) -> None:
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
         # includes Ray's own asserts: the caller would take silence for an answer
         except Exception as problem:
+            logger.warning(
+                "request failed: job=%s error=%s", request.get("job", ""), type(problem).__name__
+            )
             message = str(problem) if isinstance(problem, (RayError, ValueError)) else repr(problem)
             sockets[0].sendall(json.dumps({"error": message}).encode() + b"\n")
 
@@ -542,7 +549,7 @@ def alive_resources() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def made(
+def create_holders(
     do: str,
     job: str,
     bundles: Sequence[Mapping[str, float]],
@@ -581,10 +588,11 @@ def made(
             for index, bundle in enumerate(bundles)
         ]
     except (RayError, ValueError) as problem:
+        logger.warning("holders not created: job=%s error=%s", job, type(problem).__name__)
         return problem
 
 
-def place(
+def allocate(
     _: object, job: str, bundles: Sequence[Mapping[str, float]], placement_group: Any, **_more: str
 ) -> Answers:
     """Yield what a pool waits for until its nodes are ready, then its nodes.
@@ -600,8 +608,10 @@ def place(
             group.state != "CREATED"
             and (message := waits(group, bundles, alive_resources())) != last_message
         ):
+            logger.debug("placement group is %s: job=%s", group.state or "unknown", job)
             yield {"waits": (last_message := message)}
     ray.get(starting)
+    logger.info("holders run: job=%s nodes=%s", job, len(bundles))
     node_ids = placement_group_table(WAITING[job])["bundles_to_node_id"]
     nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
     nodes = [nodes_by_id[node_ids[index]] for index in range(len(bundles))]
@@ -654,7 +664,10 @@ def fate(_: object, job: str, index: int) -> Answers:
         try:
             ray.get(holder_of(job, index).__ray_ready__.remote(), timeout=POLL)
             reason = ""
-        except (ActorUnavailableError, GetTimeoutError):
+        except (ActorUnavailableError, GetTimeoutError) as problem:
+            logger.debug(
+                "node unclear: job=%s index=%s error=%s", job, index, type(problem).__name__
+            )
             time.sleep(0.2)
             reason = "" if time.monotonic() > deadline else None
         except RayActorError as problem:
@@ -692,6 +705,7 @@ def remove(job: str) -> list[str]:
     """
     name = f"{PREFIX}-{job}"
     names = [actor for actor in everything() if actor.startswith(name)]
+    logger.info("pool is removed: job=%s actors=%s", job, len(names))
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
     for actor in names:
@@ -796,7 +810,7 @@ def feed(
 
 ANSWERS: Sequence[Callable[..., Answers]] = (
     nodes,
-    place,
+    allocate,
     introduce,
     hold,
     fate,
@@ -818,20 +832,42 @@ def connect(address: str) -> None:
     try:
         init()
     except ConnectionAbortedError:  # after 40 s
+        logger.warning("connection to Ray aborted, another attempt")
+        init()
         init()
 
 
-def main(descriptor: str, address: str) -> None:
-    """Connect to Ray, tell the notebook, and serve it."""
+def start_log(arguments: Sequence[str]) -> None:
+    """Write the debug log that the notebook requests.
+
+    Only this process on the notebook's machine does, and there skymagic is installed.
+    """
+    if arguments:
+        with contextlib.suppress(ImportError):
+            from skymagic.wire import debug_log
+
+            debug_log.start(arguments)
+
+
+def main(descriptor: str, address: str, *log: str) -> None:
+    """Connect to Ray, tell the notebook, and serve it.
+
+    Args:
+        log: arguments for the debug log (`wire.debug_log.start`).
+    """
+    start_log(log)
     control = socket.socket(fileno=int(descriptor))
     try:
         connect(address)
     except Exception as problem:
+        logger.warning("not connected to Ray: error=%s", type(problem).__name__)
         control.send(json.dumps({"error": str(problem)}).encode())
         return
     connected = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    logger.info("connected to Ray: address=%s", connected)
     control.send(json.dumps({"address": connected}).encode())
     serve(control)
+    logger.info("notebook is gone: waiting_pools=%s", len(WAITING))
     for job in WAITING:  # the notebook was killed
         remove(job)
 

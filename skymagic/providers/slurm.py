@@ -53,7 +53,8 @@ CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
 base64 "$0.json" | tr -d '\n' && [ -s "$0.json" ] && echo || exit
 process=$(sed -n 's/.*"process": "\([0-9]*\) .*/\1/p' "$0.json")
-grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" && ! kill -0 "${process:-0}" 2>/dev/null && state=gone
+grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" &&
+    ! kill -0 "${process:-0}" 2>/dev/null && state=gone
 printf %s "${state:-alive}" | base64
 """
 
@@ -128,7 +129,7 @@ class SlurmSurvey(ClusterSurvey):
                 }
             )
 
-    def given(self, job: SlurmJob, say: Say) -> list[Node]:
+    def set_up_nodes(self, job: SlurmJob, say: Say) -> list[Node]:
         """Set up the nodes of a running job and return them."""
         allocation, login = self.allocation, self.login
         assert allocation.key is not None
@@ -200,7 +201,7 @@ class Slurm:
         allocation.key.share()
         allocation.number = allocation.run_request(survey.submit)
         job = wait_for(login.queue, allocation.number, say)
-        nodes = survey.given(job, say)
+        nodes = survey.set_up_nodes(job, say)
         allocation.run_request(survey.succeed)
         return nodes
 
@@ -234,7 +235,7 @@ class Slurm:
         allocation.number = number
         assert allocation.key is not None
         allocation.key.renew()
-        nodes = survey.given(successor, say)
+        nodes = survey.set_up_nodes(successor, say)
         survey.succeed()
         return dict(enumerate(nodes))
 
@@ -270,7 +271,9 @@ class Slurm:
                 f"Slurm does not answer: {slurm_jobs.error_message(answer)}", code="slurm-unreached"
             )
         # for a pool with a successor, list the job that runs
-        jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
+        jobs = sorted(
+            slurm_jobs.jobs_of(answer.stdout).items(), key=lambda entry: not entry[1].waits
+        )
         return RemotePools(
             tuple(
                 RemotePool(
@@ -297,7 +300,7 @@ class Slurm:
             ChannelKey(pool.job_id, login.run).drop()
         return ""
 
-    def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
+    def fetch_record(self, job_id: str, drop: bool = False) -> list[bytes]:
         """Return the record of a pool that a notebook on the login node created.
 
         Args:
@@ -313,7 +316,8 @@ class Slurm:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(
-                f"{self.login}: the record of pool {job_id} is not there: {slurm_jobs.error_message(done)}",
+                f"{self.login}: the record of pool {job_id} is not there: "
+                f"{slurm_jobs.error_message(done)}",
                 code="key-missing",
                 names=[job_id],
             )
@@ -471,7 +475,7 @@ def wait_for(
     while True:
         if stop.wait(delays[min(looks, len(delays) - 1)]):
             return SlurmJob("PENDING")
-        job = queue.now(number) if looks < FIRST_LOOKS else queue.look(number)
+        job = queue.now(number) if looks < FIRST_LOOKS else queue.last_seen(number)
         looks += 1
         if (job is None or job.state == "COMPLETING") and (job := queue.end(number)) is None:
             continue
@@ -505,7 +509,7 @@ class JobNode(ClusterNode):
         return self.key.secret
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Number of the job."""
         return (self.number,)
 

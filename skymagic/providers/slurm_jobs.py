@@ -509,7 +509,7 @@ class JobQueue:
         self._asked = -math.inf
         self._jobs: dict[str, SlurmJob] = {}
 
-    def look(self, number: str) -> SlurmJob | None:
+    def last_seen(self, number: str) -> SlurmJob | None:
         """Return a job's state at the last query, or None if unknown.
 
         None does not mean it has ended.

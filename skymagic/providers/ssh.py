@@ -165,7 +165,9 @@ def set_up(
         named[target.name].set_up(requirements, say, supplies.get(target.name))
 
     try:
-        call_concurrently(lambda one: refuse(one.name, one.facts, requirements), machines)
+        call_concurrently(
+            lambda machine: refuse(machine.name, machine.facts, requirements), machines
+        )
         host_groups = groups(
             [machine.target(requirements) for machine in machines], requirements, alone=alone
         )

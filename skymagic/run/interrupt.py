@@ -58,6 +58,8 @@ class StopSignal:
 
     def send(self) -> None:
         """Stop the run; a run that has not begun will not begin."""
+        # The lock makes this one step for `attach`: otherwise a signal sent meanwhile would be
+        # delivered twice, and the second one kills.
         with self._lock:
             self.sent += 1
             if self._submission is not None:
@@ -132,6 +134,7 @@ class DeferredInterrupts:
         if self._depth:
             return
         sent, pending, values = self._close()
+        # RunInterrupted is a KeyboardInterrupt too, and already says what happened
         if isinstance(problem, KeyboardInterrupt) and not isinstance(problem, SkyError):
             raise RunInterrupted(STOPPED_COLLECTING if sent else STOPPED_BEFORE) from None
         # An interrupt that no run received still has to end a loop of cells.

@@ -117,7 +117,9 @@ def reasons_over(telemetry: Told) -> list[str]:
     """Explain why a finished run was slow, based on all of it."""
     all_of_it = {rank: samples for rank, samples in telemetry.items() if samples}
     shares = {rank: _loading_share(Usage(0.0), samples[-1]) for rank, samples in all_of_it.items()}
-    peaks = {rank: max(samples, key=lambda one: one.memory) for rank, samples in all_of_it.items()}
+    peaks = {
+        rank: max(samples, key=lambda usage: usage.memory) for rank, samples in all_of_it.items()
+    }
     return [
         reason for reason in (_loading(shares, "spent", "spent"), _full(peaks, "was")) if reason
     ]
@@ -214,6 +216,8 @@ class Series:
         before = self.rows[-self.width + STEP] if self.rows else math.inf
         self.rows.extend(rows)
         steps = rows[STEP :: self.width]
+        # Lower steps mean another epoch. Its rate starts anew: the pause between two epochs, for a
+        # validation, would make the estimate too low for a long time.
         if steps[0] < before or list(steps) != sorted(steps):  # a pass begins
             start = [i for i, step in enumerate(steps) if step < (steps[i - 1] if i else before)][
                 -1
@@ -233,6 +237,7 @@ class Series:
         """Progress in the current pass."""
         (start, done_then), (now, done) = self.points[0], self.points[-1]
         total = self.rows[-self.width + TOTAL]
+        # a clock that stands still, or a single batch so far: the rate is not known yet
         rate = (done - done_then) / (now - start) if now > start else 0.0
         return Progress(done, None if math.isnan(total) else max(total, done), rate)
 
@@ -272,6 +277,7 @@ class Metrics:
                 if names == USAGE:
                     self._usage.setdefault(rank, deque(maxlen=USAGE_SAMPLES)).extend(_usages(rows))
                     continue
+                # not `setdefault` alone, which would make a Series for each batch
                 series = self._series.get((rank, names)) or self._series.setdefault(
                     (rank, names), Series(names)
                 )
@@ -286,7 +292,13 @@ class Metrics:
             for (rank, _), series in self._series.items():
                 progress_lists.setdefault(rank, []).append(series.progress)
         return {
-            rank: max(loops, key=lambda one: (one.total is not None, one.left or 0.0))
+            rank: max(
+                loops,
+                key=lambda progress: (
+                    progress.total is not None,
+                    progress.remaining_seconds or 0.0,
+                ),
+            )
             for rank, loops in progress_lists.items()
         }
 
@@ -295,8 +307,8 @@ class Metrics:
         ranks = list(self.by_rank().values())
         with_share = [rank for rank in ranks if rank.share is not None]
         if with_share:
-            return min(with_share, key=lambda one: one.share or 0.0)
-        return min(ranks, key=lambda one: one.done, default=None)
+            return min(with_share, key=lambda progress: progress.share or 0.0)
+        return min(ranks, key=lambda progress: progress.done, default=None)
 
     def lagging(self, finished: Iterable[int] = ()) -> dict[int, int]:
         """Find ranks that are seconds behind the others: rank → steps behind their median."""
@@ -307,6 +319,7 @@ class Metrics:
             return {}
         steps_behind = {}
         for rank, progress in running.items():
+            # ranks with another total have other work, as in a pipeline or without `drop_last`
             peers = [
                 other
                 for number, other in running.items()
@@ -315,6 +328,8 @@ class Metrics:
             if peers:
                 behind = statistics.median(other.done for other in peers) - progress.done
                 rate = statistics.median(other.rate for other in peers)
+                # In steps and in seconds: batches arrive twice a second, so a fast loop looks many
+                # steps behind at any moment, and a slow one some seconds.
                 if behind >= LAG_STEPS and behind >= rate * LAG_SECONDS and rate > 0:
                     steps_behind[rank] = round(behind)
         return steps_behind
@@ -369,15 +384,19 @@ def _number(name: str, ranks: Mapping[int, array[float]]) -> Number:
     return Number(name, statistics.fmean(newest), min(newest), max(newest), history)
 
 
-def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
-    """Return a dict for each step of each rank, ordered by step and rank.
+Row = dict[str, float]
+"""Numbers of one step of one rank by the name of their column."""
+
+
+def records(runs: Sequence[Metrics]) -> list[Row]:
+    """Return a row for each step of each rank, ordered by step and rank.
 
     Its keys are ``step``, ``rank``, ``cell``, ``seconds``, and the names of the numbers. Numbers
-    that a rank has reported for one step in several calls share a dict; of the same name, the newer
+    that a rank has reported for one step in several calls share a row; of the same name, the newer
     value counts. If a rank's steps start again under the same names, in another epoch or another
     cell, the step count continues.
     """
-    rows_by_key: dict[tuple[float, int], dict[str, Any]] = {}
+    rows_by_key: dict[tuple[float, int], Row] = {}
     # (offset added to steps, the last step as reported)
     offsets: dict[Key, tuple[float, float]] = {}
     for run in runs:
@@ -385,7 +404,8 @@ def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
             offset, last = offsets.get((rank, names), (0.0, -math.inf))
             for start in range(0, len(rows), FIXED + len(names)):
                 seconds, step = rows[start + SECONDS], rows[start + STEP]
-                # a lower step starts another pass: continue the count after the last step
+                # A lower step starts another pass: continue the count after the last step, because
+                # (step, rank) is the index of the table.
                 if step < last:
                     offset += last + 1 - step
                 last = step
@@ -431,8 +451,8 @@ class Column(list[float]):
         return list(self)
 
 
-class Table(list[dict[str, Any]]):
-    """Reported numbers without pandas: a list with a dict for each step of each rank.
+class Table(list[Row]):
+    """Reported numbers without pandas: a list with a row for each step of each rank.
 
     Columns are read as those of a DataFrame: ``table.loss`` or ``table["loss"]``, and
     ``table.columns`` names them.
@@ -467,7 +487,7 @@ class Table(list[dict[str, Any]]):
 INDEX = ["step", "rank"]
 
 
-def _column_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _column_names(rows: Sequence[Row]) -> list[str]:
     """Return the keys of all rows, in the order of their first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return list(names) or [*INDEX, "cell", "seconds"]

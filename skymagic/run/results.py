@@ -86,7 +86,7 @@ def _says(error: RankError, message: str) -> bool:
         return False
 
 
-def _type(name: str, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any:
+def _type(name: str, bases: tuple[type, ...], members: Mapping[str, object]) -> Any:
     # RankError's rendering and pickling override those of the exception
     methods = {name: vars(RankError)[name] for name in ("_render_traceback_", "__reduce__")}
     return types.new_class(
@@ -118,7 +118,7 @@ class RankFailure:
     tail: str = ""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Description of the failure, in a line."""
         if self.died:
             return (
@@ -170,7 +170,7 @@ def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> 
     """Name the rank that failed, and the ranks that failed in the same way."""
     text = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
-        text = f"rank {cause.rank} on {cause.hostname} {cause.words}"
+        text = f"rank {cause.rank} on {cause.hostname} {cause.summary}"
     same_ranks = [
         failure.rank for failure in failures if failure.rank != cause.rank and failure.like(cause)
     ]
@@ -185,8 +185,8 @@ def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> 
     ranks_by_words: dict[str, list[int]] = {}
     for failure in other_failures:
         if not failure.secondary:
-            ranks_by_words.setdefault(without_colours(failure.words), []).append(failure.rank)
-    lines = [f"{rank_words(ranks)}: {words}"[:200] for words, ranks in ranks_by_words.items()]
+            ranks_by_words.setdefault(without_colours(failure.summary), []).append(failure.rank)
+    lines = [f"{rank_words(ranks)}: {summary}"[:200] for summary, ranks in ranks_by_words.items()]
     # failures that only follow from another one are summed up in a line
     if stopped := [failure.rank for failure in other_failures if failure.secondary]:
         lines.append(f"{rank_words(stopped)} had to be stopped")

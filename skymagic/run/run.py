@@ -333,9 +333,9 @@ class RunLoop:
             number for number in self.report.unfinished() if not ranks[number].waited_at
         ]:
             frames = self._agents.ask(open_ranks, queries.WAITS, timeout=ANSWER_TIMEOUT)
-            waiting = {number: place for number, place in frames.items() if place}
-            for number, place in waiting.items():
-                ranks[number].waited_at = place
+            waiting = {rank: stack for rank, stack in frames.items() if stack}
+            for rank, stack in waiting.items():
+                ranks[rank].waited_at = stack
             self._shut_down(list(waiting))
             self._due[RunLoop._release_waiting] = time.monotonic() + WAITS_AFTER
 

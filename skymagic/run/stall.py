@@ -258,10 +258,10 @@ def ended_words(ended: Sequence[int]) -> str:
 
 def _waiting_words(waiting: Mapping[str, Sequence[int]]) -> str:
     """List ranks by the collective that they wait in; the verb is used once."""
-    (first, ranks), *rest = waiting.items()
+    (first, ranks), *more = waiting.items()
     verb = verb_form(len(ranks), "waits", "wait")
     parts = [f"{rank_words(list(ranks))} {verb} in {first}"]
-    parts += [f"{rank_words(list(ranks))} in {name}" for name, ranks in rest]
+    parts += [f"{rank_words(list(ranks))} in {name}" for name, ranks in more]
     return ", ".join(parts)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import count, rank_words, verb_form
 from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
+from skymagic.wire.order import RunCell
 from skymagic.wire.outcome import Failure, Outcome
 from skymagic.wire.queries import Stack, StackFrame
 from skymagic.wire.values import PackedValue
@@ -25,49 +25,36 @@ Its agent always sends an end, and a lost agent is known: only one that hangs ta
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Specification of a run: the source, the ranks, and the values shipped and gathered."""
+    """Specification of a run: the order to its ranks, the source, and the values to ship."""
 
-    source: str
-    """Source that the ranks execute."""
-    source_without_magics: str
+    order: RunCell
+    """Order to the ranks, without the number, the values and the limits that the pool adds."""
+    source: str = ""
+    """Source that the ranks execute; empty for a run that another notebook has sent."""
+    source_without_magics: str = ""
     """Source as plain Python, without IPython's syntax.
 
     It shows which names the run needs from the notebook.
     """
-    ranks: tuple[int, ...]
-    visible_ranks: tuple[int, ...]
-    """Ranks whose output is shown."""
-    value_ranks: tuple[int, ...] = ()
-    """Ranks that send back the value of the cell's last expression."""
-    gather: tuple[str, ...] = ()
-    """Variables to send back."""
-    gather_ranks: tuple[int, ...] = ()
-    """Ranks that send these variables back."""
-    profile: tuple[int, ...] = ()
-    """Ranks that profile the run and send their profiles back."""
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
-    execution_count: int = 1
-    compiler_flags: int = 0
-    """Flags of ``__future__`` that the notebook's cells have set."""
     waits: bool = True
     """Wait for other runs on the same ranks; otherwise the run is refused if there are any."""
-    job: str = "cell"
-    """Kind of the run: ``cell``, ``script`` or ``call``."""
-    output: str = ""
-    """Variable for the values of the last expression."""
-    head: bool = False
-    """The variables get only the first rank's values."""
     beside: bool = False
     """The run is in the background: the notebook does not wait, and the user has a handle."""
     taken: Callable[[], object] = field(default=lambda: None, compare=False)
     """Called once the store has everything that the run needs, or while it waits for other runs."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     """Values for this run only, by name, such as a call's arguments.
 
     The ranks forget them afterwards.
     """
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that take part."""
+        return self.order.ranks
 
 
 @dataclass(frozen=True, kw_only=True)

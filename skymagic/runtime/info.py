@@ -22,6 +22,7 @@ from skymagic.errors import SkyError
 from skymagic.plan.limits import first_gpu
 from skymagic.runtime import silence
 from skymagic.runtime.on_import import wraps
+from skymagic.wire.typed import read
 
 VARIABLE = "COMPUTE_POOL"
 """Environment variable with the InstanceInfo of a rank, as JSON."""
@@ -107,7 +108,7 @@ class InstanceInfo:
         first = first_gpu(self.local_rank, self.local_world_size, gpu_count)
         return range(first, first + max(1, gpu_count // self.local_world_size))
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return JSON-serializable values, including ``is_head`` for readers in other languages."""
         return {
             **asdict(self),
@@ -116,20 +117,14 @@ class InstanceInfo:
         }
 
     @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> InstanceInfo:
-        """Restore what `plain` returned; unknown keys are ignored.
+    def from_plain(cls, values: Mapping[str, object]) -> InstanceInfo:
+        """Restore the values of `plain`, which a codec may have changed to lists; ignore others.
 
-        Raises TypeError for other values.
+        Raises:
+            ValueError: the values do not fit the fields.
         """
-        known_values = {
-            key: value for key, value in values.items() if key in {f.name for f in fields(cls)}
-        }
-        return cls(
-            **{
-                **known_values,
-                "peers": tuple(Peer(**peer) for peer in known_values.get("peers", ())),
-            }
-        )
+        names = {field.name for field in fields(cls)}
+        return read(cls, {name: value for name, value in values.items() if name in names})
 
     def to_json(self) -> str:
         """Return one line of JSON for the variable COMPUTE_POOL."""

@@ -87,7 +87,7 @@ class _State:
         None outside a rank.
         """
         # called with True if a hook is set
-        self.changed: Callable[[bool], None] = lambda there: None
+        self.changed: Callable[[bool], None] = lambda is_set: None
         self.signalled: tuple[str, float] = ("", 0.0)
         """Name of the last signal to this process, and the time of its arrival (monotonic
         seconds).
@@ -108,7 +108,7 @@ _state = _State()
 def attach(
     rank: int,
     ended: Callable[[float, str], None],
-    changed: Callable[[bool], None] = lambda there: None,
+    changed: Callable[[bool], None] = lambda is_set: None,
 ) -> None:
     """Mark this process as a rank; called on its main thread.
 

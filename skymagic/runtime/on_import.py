@@ -42,11 +42,11 @@ def wraps(plain: Callable[..., Any]) -> Callable[[Function], Function]:
     warnings too.
     """
 
-    def made(wrapper: Function) -> Function:
+    def decorate(wrapper: Function) -> Function:
         functools.update_wrapper(wrapper, plain)
         return left_out_by_warnings(wrapper)
 
-    return made
+    return decorate
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skymagic.wire.metrics import Names, Rows
@@ -83,16 +83,17 @@ class Recorder:
         """Start a cell: seconds, and steps that are not given, count from here."""
         self._step, self.last_step, self._began = 0.0, None, time.perf_counter()
 
-    def add(self, step: Any, total: Any, numbers: dict[str, Any]) -> None:
+    def add(self, step: Any, total: Any, numbers: Mapping[str, object]) -> None:
         """Add one row. Raises TypeError or ValueError for names and values that cannot be
         reported.
         """
         names = tuple(numbers)
         if names not in self._known:
             self._learn(names)
-        for name, value in numbers.items():
-            if type(value) is not float:
-                numbers[name] = number(name, value)
+        values = [
+            value if type(value) is float else number(name, value)
+            for name, value in numbers.items()
+        ]
         if step is None:
             step = self._step + 1
         elif type(step) is not int or step < 0:
@@ -107,7 +108,7 @@ class Recorder:
             if rows is None:
                 rows = self._rows[names] = array("d")
             if len(rows) < MOST_BYTES // 8:
-                rows.extend((time.perf_counter() - self._began, step, total, *numbers.values()))
+                rows.extend((time.perf_counter() - self._began, step, total, *values))
 
     def take(self) -> Rows:
         """Return all rows and forget them."""

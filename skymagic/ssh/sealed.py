@@ -154,6 +154,12 @@ class SealedChannel(SocketChannel):
             piece = self._channel.recv(PIECE)
             noise += piece
             if not piece or len(noise) > sealed.MAX_NOISE:
+                logger.warning(
+                    "no encrypted session: node=%s job=%s bytes=%s",
+                    self._node,
+                    self._job,
+                    len(noise),
+                )
                 if NO_PYTHON.encode() in noise:
                     raise HostError(self._node, *NO_PYTHON_REASON, code="setup-python")
                 with contextlib.suppress(OSError):
@@ -215,8 +221,10 @@ class SealedChannel(SocketChannel):
     def _on_ready(self, data: bytes) -> None:
         problem = sealed.parse_message(data).get("problem", "")
         if problem:
+            logger.warning("channel key not stored: node=%s job=%s", self._node, self._job)
             self._their_errors.sendall(problem.encode())
         else:
+            logger.debug("channel key stored: node=%s job=%s", self._node, self._job)
             self._trust.accepted(self._node)
             self._ready.set()
 

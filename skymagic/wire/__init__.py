@@ -9,6 +9,7 @@ store        messages of the value servers
 files        messages for copying files
 check        messages for checking a node
 notebook     messages of a notebook that runs as a job on the head
+script       a shell script on a node: its order, and its result
 debug_log    debug log of a process: one bounded file, written on request
 debug_entries  entries of debug logs: find, read, merge by time; messages for reading a node's
 metrics      numbers that ranks report, packed

@@ -67,6 +67,7 @@ class Codec(Generic[M]):
 
     def encode(self, message: M, payload: bytes = b"") -> bytes:
         """Return the message as one line, newline included, followed by its payload."""
+        # JSON writes a newline inside a text as \n, so the first one ends the message
         line = _to_json([type(message).__name__, vars(message)]).encode() + b"\n"
         return line + payload if payload else line
 
@@ -78,6 +79,7 @@ class Codec(Generic[M]):
         """
         try:
             return self._read(json.loads(line))
+        # RecursionError: brackets nested a thousand deep, which only a hostile sender writes
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise ValueError(
                 f"not a message of this skymagic: {line[:200]!r} ({problem})"
@@ -103,6 +105,7 @@ class Codec(Generic[M]):
     def _read(self, value: Any) -> M:
         name, values = value
         message: M = reader(self._kinds[name])(values)
+        # before anybody allocates memory for the payload
         if not 0 <= payload_size(message) <= self._max_payload:
             raise ValueError("not the size of a payload")
         self._check(message)
@@ -193,6 +196,8 @@ class Decoder(Generic[M]):
                 start += len(piece)
                 yield piece
                 continue
+            # Pieces are joined once the line is complete: to append each one to the line so far
+            # would copy a line of a gigabyte a thousand times.
             end = data.find(b"\n", start)
             self._line.append(data[start : end if end >= 0 else len(data)])
             self._size += len(self._line[-1])

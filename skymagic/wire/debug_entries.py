@@ -62,8 +62,8 @@ def last(entries: Iterable[Iterable[Entry]], count: int, pattern: str) -> list[E
         pattern: regular expression; "" matches all.
     """
     matches = re.compile(pattern).search
-    kept = [deque((entry for entry in one if matches(str(entry))), count) for one in entries]
-    return list(deque(heapq.merge(*(sorted(queue) for queue in kept)), count))
+    matching = [deque((entry for entry in one if matches(str(entry))), count) for one in entries]
+    return list(deque(heapq.merge(*(sorted(queue) for queue in matching)), count))
 
 
 def node_entries(job_id: str, node: int) -> list[Iterator[Entry]]:

@@ -65,15 +65,15 @@ class DebugFile(logging.Handler):
             return
 
     def _line(self, record: logging.LogRecord) -> str:
-        first, *rest = record.getMessage().split("\n")
+        first, *more_lines = record.getMessage().split("\n")
         if record.exc_info:
-            rest += logging.Formatter().formatException(record.exc_info).split("\n")
+            more_lines += logging.Formatter().formatException(record.exc_info).split("\n")
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         when = f"{seconds}.{int(record.created % 1 * 1e6):06d}Z"
         text = " ".join([first, *(f"{name}={value}" for name, value in self.identifiers.items())])
         head = f"{when} {record.levelname} {record.name.removeprefix(_PREFIX)}: {text}"
         # indented, so that no text of an error can look like the beginning of an entry
-        return "\n    ".join([head, *rest]) + "\n"
+        return "\n    ".join([head, *more_lines]) + "\n"
 
     def _append(self, line: bytes) -> None:
         file = self._open()
@@ -180,11 +180,25 @@ def arguments(folder: str, process: str, pool: str, node: int) -> tuple[str, ...
     return f"{folder}/{file_name(node, process)}", _level, pool, str(node)
 
 
+def arguments_beside(process: str) -> tuple[str, ...]:
+    """Return the arguments that make a child of the notebook log in the same folder; see `start`.
+
+    Empty while this process writes no file.
+
+    Args:
+        process: name of the child.
+    """
+    if _file is None or not _level:
+        return ()
+    _, _, host_and_pid = _file.path.name.partition("-")
+    return str(_file.path.with_name(f"{process}-{host_and_pid}")), _level
+
+
 def start(arguments: Sequence[str]) -> None:
-    """Write the file that the `arguments` of another process describe, if there are any."""
-    if len(arguments) == 4:
-        path, level, pool, node = arguments
-        setup(Path(path), {"pool": pool, "node": node})
+    """Write the file that the arguments from another process describe, if there are any."""
+    if arguments:
+        path, level, *pool_and_node = arguments
+        setup(Path(path), dict(zip(("pool", "node"), pool_and_node, strict=False)))
         set_level(level)
 
 

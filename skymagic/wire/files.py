@@ -16,6 +16,7 @@ Cancel                              →   the reply comes early, and is incomple
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
@@ -52,10 +53,34 @@ class List(FileMessage):
     """Follow links that lead out of the source."""
 
 
-class ListReply(FileMessage):
-    """A `files.transfer.listing.Listing` as plain values."""
+@dataclass(frozen=True)
+class Top:
+    """A file or folder named as the source, used to detect a copy onto itself.
 
-    listing: dict[str, Any]
+    Attributes:
+        name: its last name.
+        kind: ``file`` or ``folder``.
+        real: its path without links.
+        device, number: device of its file system, and inode number.
+    """
+
+    name: str
+    kind: str
+    real: str
+    device: int
+    number: int
+
+
+class ListReply(FileMessage):
+    """Contents of the source, as a `files.transfer.listing.Listing` describes them."""
+
+    columns: list[list[Any]]
+    """Columns of the entries, as in `Compare`."""
+    tops: list[Top]
+    contents: bool
+    notes: list[str]
+    problems: list[str]
+    machine: str
 
 
 class Hash(FileMessage):
@@ -77,10 +102,11 @@ class Compare(FileMessage):
 
     base: str
     columns: list[list[Any]]
-    """Columns of the entries, each as `Entry.plain`: similar values are adjacent, and compress
-    well.
+    """One list for each field of `files.transfer.listing.Entry`.
+
+    Similar values are adjacent, and compress well.
     """
-    tops: list[dict[str, Any]]
+    tops: list[Top]
     contents: bool
     origin: str
     mirror: bool

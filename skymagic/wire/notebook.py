@@ -6,9 +6,8 @@ head → client   LogText…, NotebookState
 
 from __future__ import annotations
 
-from typing import Any
-
 from skymagic.wire.codec import Codec, FrozenMessage
+from skymagic.wire.typed import JsonObject
 
 
 class NotebookMessage(FrozenMessage):
@@ -26,8 +25,8 @@ class ExecuteNotebook(NotebookMessage):
             empty if the head has them.
     """
 
-    notebook: dict[str, Any]
-    parameters: dict[str, Any]
+    notebook: JsonObject
+    parameters: JsonObject
     folder: str
     output: str
     env: dict[str, str]

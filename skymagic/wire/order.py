@@ -77,7 +77,7 @@ class RunCell(_Order):
     profile: tuple[int, ...] = ()
     """Ranks that profile the cell and send back the profile."""
     job: str = "cell"
-    """Kind of run (`RunSpec.job`).
+    """Kind of run: ``cell``, ``script`` or ``call``.
 
     Ranks only store this and the following fields, for another notebook.
     """

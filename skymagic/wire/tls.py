@@ -23,6 +23,7 @@ def context(pem: str, *, server: bool) -> ssl.SSLContext:
     settings.check_hostname = False  # the key identifies the other end, not its name
     settings.verify_mode = ssl.CERT_REQUIRED
     settings.minimum_version = ssl.TLSVersion.TLSv1_3
+    # the one certificate is its own authority: nothing that another one has signed is accepted
     settings.load_verify_locations(cadata=pem[: pem.index("-----BEGIN PRIVATE")])
     with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; `ssl` reads keys from files only
         file.write(pem)
@@ -89,6 +90,7 @@ def certificate() -> str:
     builder = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), epoch
     )
+    # It lives as long as its pool: whoever has the key has the pool, so a date protects nothing.
     builder = builder.not_valid_after(datetime.datetime(2999, 1, 1))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     signed = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

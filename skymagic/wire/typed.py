@@ -110,10 +110,12 @@ def _dataclass_reader(kind: Any) -> Reader:
 
 
 def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    if len(others) == 1:
-        inner = reader(others[0])
+    kinds_besides_none = [kind for kind in kinds if kind is not types.NoneType]
+    if len(kinds_besides_none) == 1:
+        inner = reader(kinds_besides_none[0])
         return lambda value: None if value is None else inner(value)
+    # Several kinds besides None are told apart by their Python types alone: no two dataclasses,
+    # which are both objects in JSON.
     accepted = tuple(get_origin(kind) or kind for kind in kinds)
 
     def scalar(value: Any) -> Any:
@@ -128,7 +130,7 @@ def _row_reader(kinds: tuple[Any, ...]) -> Reader:
     readers = tuple(map(reader, kinds))
 
     def row(values: Any) -> Any:
-        return tuple(one(value) for one, value in zip(readers, values, strict=True))
+        return tuple(read_field(value) for read_field, value in zip(readers, values, strict=True))
 
     return row
 
@@ -159,6 +161,7 @@ def _mapping_reader(key: Any, item: Any) -> Reader:
     def mapping(values: Any) -> Any:
         if not isinstance(values, dict):
             raise TypeError("not an object")
+        # as it is, also what is nested in it: its receiver checks it, or passes it on
         if inner is _unchanged and to_key is _unchanged:
             return values
         return {to_key(name): inner(value) for name, value in values.items()}

@@ -19,6 +19,7 @@ from skymagic.providers.aws.ledger import Rent
 from skymagic.providers.aws.rented import HeldMachines, RentedSurvey
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
+from tests.lab.golden import Golden
 from tests.lab.raising import raises
 
 HOUR = 3600.0
@@ -49,7 +50,7 @@ def test_the_sum_of_a_pool() -> None:
     assert costs.of([replace(SECOND, price=None)], NOW, set()).total is None
 
 
-def test_as_a_table() -> None:
+def test_as_a_table(golden: Golden) -> None:
     lab = costs.of([FIRST, SECOND], NOW, set())
     dark = costs.of([replace(FIRST, pool="dark", price=None)], NOW, set())
     rows = costs.text([costs.Cost("main", 0.0, 60.0, 0.0, 0.0), lab, dark]).splitlines()
@@ -61,7 +62,7 @@ def test_as_a_table() -> None:
     assert rows[3].split()[1] == "nothing"
     assert rows[3].endswith("unknown")
     assert rows[4].split() == ["in", "all", "$13.50", "and", "what", "is", "unknown"]
-    assert costs.text([]).startswith("no pool is running")
+    golden(costs.text([]))
 
 
 def test_what_is_kept_outlives_its_process_for_a_month(
@@ -88,7 +89,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(
     assert command.main(["status", "--cost", "lab"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["lab", "nothing"]
     assert command.main(["status", "--cost", "other"]) == 1
-    assert "skymagic status --cost lists those that were" in capsys.readouterr().err
+    assert "skymagic status --cost lists" in capsys.readouterr().err
     assert command.main(["status", "--cost", "--hosts", "gpu1"]) == 2
 
 
@@ -122,13 +123,13 @@ def test_a_plan_tells_the_price_of_what_was_taken() -> None:
         "us-west-2b",
         "m6i.xlarge",
         price=0.25,
-        priced="price list of today",
+        priced="price list, now",
         vcpus=4,
         memory=16.0,
     )
     nothing = RentedSurvey(plan, AwsClients(), (taken,), None)  # type: ignore[arg-type]
     assert nothing.outcome() == plan
     found = replace(nothing, held=HeldMachines(offer=taken)).outcome()
-    assert (found.price, found.priced, found.region) == (1.0, "price list of today", "us-west-2")
+    assert (found.price, found.priced, found.region) == (1.0, taken.priced, "us-west-2")
     assert found.hosts == ("4 × m6i.xlarge in us-west-2b, on demand",)
     assert (found.cpus, found.memory_gb) == (4, 16.0)

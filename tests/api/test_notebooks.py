@@ -17,6 +17,7 @@ import pytest
 
 from skymagic.plan import parameters
 from tests.lab.desk import Desk, nothing_left
+from tests.lab.golden import Golden
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
@@ -151,7 +152,8 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     first.communicate()
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool)
     assert code == 2
-    assert "in use by train.ipynb, executed in" in err
+    assert "train.ipynb" in err
+    assert "train.executed.ipynb" in err
     assert said(fetched(desk, "train.executed.ipynb"))[4] == ["epochs 3"], "saved after each cell"
     second = desk.program("logs", desk.pool, "-f")
     says(second, "epoch 1")
@@ -258,10 +260,8 @@ def test_its_pool_is_ended(desk: Desk) -> None:
     says(process, "at work")
     assert desk.ran("down", desk.pool)[0] == 0
     out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out.splitlines()[-1]) == (
-        5,
-        "[lost.ipynb could not continue: the pool has ended]",
-    )
+    assert process.returncode == 5
+    assert out.splitlines()[-1].startswith("[lost.ipynb ")
     assert said(desk.folder / "lost.executed.ipynb")[-1] == ["at work", "KeyboardInterrupt"]
 
 
@@ -282,25 +282,26 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
             words,
             "-p epochs: write -p NAME=VALUE",
             "-p 2=3: write -p NAME=VALUE",
-            "no pool 'gone' was left from here",
+            "'gone'",
         ):
             assert part in err
     notebook = written(tmp_path, "1", "epochs = 1")
     code, out, err = desk.ran("run", notebook, "--pool", "gone", "-p", "epoch=3", "-p", "seed=1")
     assert (code, out) == (2, "")
-    assert "-p epoch: the cell tagged 'parameters' sets no such name; did you mean 'epochs'?" in err
-    assert "-p seed: the cell tagged 'parameters' sets no such name; it sets epochs" in err
-    assert "no pool 'gone' was left from here" in err
+    for name, known in {"epoch": "'epochs'?", "seed": " epochs"}.items():
+        (line,) = [line for line in err.splitlines() if f"-p {name}: " in line]
+        assert known in line
+    assert "'gone'" in err
 
 
-def test_parameters() -> None:
+def test_parameters(golden: Golden) -> None:
     typed = {"3": 3, "1e-3": 0.001, "True": True, "None": None, "abc": "abc", "1_000": 1000, "": ""}
     assert {text: parameters.value(text) for text in typed} == typed
     assert parameters.assigned(["a=b=c", "n="]) == {"a": "b=c", "n": ""}
     cell = {"cell_type": "code", "metadata": {}, "source": ["a = 1\n", "b = 2"]}
     content = {"cells": [cell], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
     untagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
-    assert "no cell of the notebook is tagged" in parameters.mistakes(untagged, ["a"])[0]
+    golden(parameters.mistakes(untagged, ["a"]))
     cell["metadata"] = {"tags": ["parameters"]}
     tagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
     assert parameters.mistakes(tagged, ["a", "b"]) == []

@@ -77,23 +77,15 @@ def test_durations_are_rough(seconds: float, text: str) -> None:
     assert roughly(seconds) == text
 
 
-def test_status_in_words() -> None:
+def test_status_in_words(golden: Golden) -> None:
     shown = listing(pool(node(0), node(1)), gpu3="Connection refused")
     shown.result.unread["gpu1"] = 1
-    assert shown.text() == (
-        "pool 'lab' (lab-0a1b2c3d): gpu1, gpu2; started by ann@laptop 3h ago\n"
-        "host  node  ranks  GPUs  state\n"
-        "gpu1  0     0, 1   0, 1  idle for 1m\n"
-        "gpu2  1     2, 3   0, 1  idle for 1m\n"
-        "to end it: %sky_down lab --hosts gpu1,gpu2\n\n"
-        "gpu1: 1 agent of another version of skymagic, whose record cannot be read\n\n"
-        "gpu3: Connection refused"
-    )
-    assert "1 node more on hosts that were not named" in listing(pool(node(0))).text()
+    golden(shown.text())
+    golden(listing(pool(node(0))).text())
     own = listing(pool(node(0), node(1))).text({"lab-0a1b2c3d"})
-    assert "gpu1, gpu2; of this notebook\n" in own
-    assert "to end it" not in own
-    assert listing().text() == "you have no pool there"
+    golden(own)
+    assert "%sky_down" not in own, "this notebook knows how"
+    golden(listing().text())
 
 
 def test_two_pools_of_a_name_are_ended_by_their_job_ids() -> None:
@@ -102,17 +94,14 @@ def test_two_pools_of_a_name_are_ended_by_their_job_ids() -> None:
         assert f"to end it: %sky_down {job} --hosts gpu1,gpu2" in text
 
 
-def test_a_pool_of_a_scheduler_has_its_state_and_its_end() -> None:
+def test_a_pool_of_a_scheduler_has_its_state_and_its_end(golden: Golden) -> None:
     waiting = RemotePool("lab", "lab-1", "Slurm job 7", "waits: Priority", ends=time() + 599)
     location = PoolLocation(provider="slurm", login="me@cluster")
-    assert PoolListing(location, RemotePools((waiting,))).text() == (
-        "pool 'lab' (lab-1): Slurm job 7; waits: Priority; ends in 9m59s at the latest\n"
-        "to end it: %sky_down lab-1 --provider slurm --login me@cluster"
-    )
+    golden(PoolListing(location, RemotePools((waiting,))).text(), hide=["9m5[89]s"])
 
 
 def test_status_for_programs() -> None:
-    found = listing(pool(node(1, idle_timeout=100.0)), gpu1="no route to host").plain()
+    found: Any = listing(pool(node(1, idle_timeout=100.0)), gpu1="no answer").plain()
     assert found["pools"][0].pop("started") == pytest.approx(time() - 10_800, abs=60)
     assert found == {
         "pools": [
@@ -127,7 +116,7 @@ def test_status_for_programs() -> None:
                 ],
             }
         ],
-        "unreached": {"gpu1": "no route to host"},
+        "unreached": {"gpu1": "no answer"},
         "unreadable": {},
     }  # fmt: skip
 
@@ -171,13 +160,16 @@ def test_misuse_of_the_command(
 
 
 def test_the_command_lists_the_pools_started_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    golden: Golden,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from skymagic.pool import records
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["pools"]) == 0
-    assert "no notebook on this machine has a pool" in capsys.readouterr().out
+    golden(capsys.readouterr().out)
     records.write(
         records.PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu1",), "/work", process="1 1 long-ago")
     )

@@ -19,6 +19,7 @@ from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from tests.bootstrap.test_bootstrap import FACTS
 from tests.bootstrap.test_packages import versions, wanting
+from tests.lab.raising import raises
 from tests.lab.shells import SMALL, ShellHost, apart, cache, home, used_home, uv, without_pip
 from tests.lab.wheels import installed, make_wheel, served
 
@@ -70,7 +71,6 @@ def test_a_plugin_and_the_notebook_contradict_each_other(
     assert "sky-plugin" in said
     assert "sky-base==2.0" in said or "sky-base 2.0" in said
     assert "sky-base<2" in said
-    assert "contradict each other" in said
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,7 @@ def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
     place = whole.index(data[500:600])
     path.write_bytes(whole[:place] + bytes(100) + whole[place + 100 :])
     wanted = replace(SMALL, packages=("sky-damaged==1.0",))
-    assert "sky_damaged" in (said := refused(host, wanted, uv)).replace("-", "_")
-    assert "Nothing was left there" in said or "is damaged" in said
+    assert "sky_damaged" in refused(host, wanted, uv).replace("-", "_")
     path.write_bytes(whole)
     ready = setup(host, wanted, print, without_pip(host, wanted, uv))
     assert versions(host, ready, "sky-damaged") == {"sky-damaged": "1.0"}
@@ -146,7 +145,7 @@ def test_a_disk_that_is_full_amid_a_wheel(home: Path, index: Path, uv: str) -> N
     with apart(home, 'mount -t tmpfs -o size=80m none "$HOME"') as host:
         host.env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
         facts = replace(without_pip(host, wanted, uv), disk_kb=None)
-        with pytest.raises(HostError, match="The disk is full"):
+        with raises(HostError, "setup", r"\bdisk\b"):
             setup(host, wanted, print, facts)
         assert host.run("cd; ls .skymagic/incoming; ls .skymagic/env | grep -v lock").out == ""
         host.run("rm -rf ~/.cache")

@@ -387,20 +387,18 @@ def test_an_interpreter_that_cannot_be_used_as_it_is(golden: Golden) -> None:
         WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=()
     )
     facts = replace(FACTS, pythons=(), packages={})
-    assert "does not start" in "".join(explain_unusable(facts, requirements))
+    golden(explain_unusable(facts, requirements))
     facts = replace(
         FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"}
     )
     version, lacks = explain_unusable(facts, requirements)
-    assert "is Python 3.9 and this notebook runs 3.11" in version
+    golden(version)
     assert 'numpy>=2 (it has 1.0): run `/x/python -m pip install "numpy>=2"` there' in lacks
     good = replace(
         facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"}
     )
     assert explain_unusable(good, requirements) == []
-    assert "cannot be installed" in "".join(
-        explain_unusable(good, replace(requirements, files=WANTED.files))
-    )
+    golden(explain_unusable(good, replace(requirements, files=WANTED.files)))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from skymagic.bootstrap.provision import setup
 from skymagic.bootstrap.requirements import requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
+from tests.lab.raising import raises
 from tests.lab.shells import ShellHost, cache, home, used_home, uv, without_pip
 
 __all__ = ["cache", "home", "used_home", "uv"]
@@ -29,7 +28,7 @@ def test_a_damaged_cache(used_home: Path, uv: str) -> None:
     facts = without_pip(host, second, uv)
     told: list[str] = []
     ready = setup(host, second, told.append, facts)
-    assert "its package cache seems damaged; installing without it" in told
+    assert any("cache" in message for message in told)
     assert host.run(f"{ready.python} -c 'import packaging, zmq'").status == 0
     # what has failed in both ways is said, with what to do, and leaves nothing
     third = replace(
@@ -37,9 +36,6 @@ def test_a_damaged_cache(used_home: Path, uv: str) -> None:
         packages=("packaging>2",),
         commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",),
     )
-    with pytest.raises(
-        HostError,
-        match=r"pip's cache on .* is damaged, or its index serves a different file .*Run `rm -r",
-    ):
+    with raises(HostError, "setup", r"pip's cache .*`rm -r"):
         setup(host, third, print, replace(facts, env="third"))
     assert not (used_home / ".skymagic/env/third").exists()

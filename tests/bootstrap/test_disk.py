@@ -84,7 +84,7 @@ def names(home: Path) -> set[str]:
 
 def test_what_is_there(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
-    found = {item.place: item for item in disk.items}
+    found = {item.path: item for item in disk.items}
     envs = {f"env/{name}" for name in ("old", "new", "used", "half", "cut-off")}
     assert set(found) == {*envs, "code/c1", "code/c2"}
     assert disk.folder == str(home / ".skymagic")

@@ -151,9 +151,8 @@ def test_a_build_for_cuda_alone_is_asked_about(
     builds = choose(wanted, facts)
     assert builds.constraints == ("torch==2.13.0",)
     asked = question("gpu1", builds)
-    assert asked.startswith(
-        "gpu1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0 ("
-    )
+    assert asked.startswith("gpu1 ")
+    assert "CUDA of torch 2.13.0 (" in asked
     assert size((index / "torch-2.13.0-py3-none-any.whl").stat().st_size) in asked
 
 
@@ -203,7 +202,7 @@ def test_equal_hosts_are_asked_about_once(golden: Golden) -> None:
     golden(questions(builds))
     assert questions({"c": builds["c"]}) == ""
     older = Builds("", only_cuda=(replace(large, version="2.12.0"),))
-    assert questions({"b": builds["b"], "d": older}).count("has no GPU") == 2
+    golden(questions({"b": builds["b"], "d": older}))
 
 
 @pytest.mark.parametrize("program", ["uv", "pip"])
@@ -302,11 +301,13 @@ def test_an_index_that_does_not_answer_is_left_out(
         if place == "asked for":
             wanted = replace(wanted, indexes=(secret,))
         facts = without_pip(host, wanted, uv)
-        assert facts.silent == ((bad, "no answer in 3 s"),)
+        ((silent, reason),) = facts.silent
+        assert silent == bad
+        assert " 3 s" in reason
         asked = len(connections)
         told: list[str] = []
         ready = setup(host, wanted, told.append, facts)
         assert len(connections) == asked == 1
-    assert f"its index {bad} does not answer (no answer in 3 s) and is left out" in told
+    assert sum(bad in message for message in told) == 1
     assert "hush" not in "\n".join(told)
     assert versions(host, ready, "sky-one") == {"sky-one": "1.0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,7 +36,9 @@ from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
+from tests.lab.golden import Golden
 from tests.lab.hosts import Hosts, loopback, share_code
+from tests.lab.raising import raises
 from tests.lab.shells import (
     MINOR,
     PATH,
@@ -161,7 +164,7 @@ def test_an_index_serves_its_packages_and_no_others(
             facts = replace(facts, pythons=(Python(MINOR, sys.executable, True, True),), uv=None)
         told: list[str] = []
         ready = setup(host, asked, told.append, facts)
-    assert "installing packages from their own index" in told
+    assert len([message for message in told if "index" in message]) == 1, "the scoped one, first"
     assert f"installing packages with {by}" in told
     assert through("sh", host, ready.command("tiny_own")) == "1.0\n"
     assert through("sh", host, ready.command("tiny_common")) == "1.0\n"
@@ -239,13 +242,9 @@ def test_what_ranks_need_is_what_the_package_declares() -> None:
     }
 
 
-def test_files_that_are_not_here() -> None:
-    with pytest.raises(RequestError) as error:
+def test_files_that_are_not_here(golden: Golden) -> None:
+    with golden.raises(RequestError, hide=[ROOT]):
         requirements_of(Image(pip=("./none.whl", str(ROOT))))
-    assert error.value.mistakes == (
-        "pip: ./none.whl is not a file here",
-        f"pip: {ROOT} is a folder: build a wheel of it, and name that",
-    )
 
 
 # ---------------------------------------------------------------------------------- an interpreter as it is
@@ -273,7 +272,9 @@ def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None
         assert str(Requirement(name + bounds)) in text
     assert "numpy>=2" in text
     assert f"run `{python} -m pip install " in text
-    assert "is not there" in refused(ShellHost(home), requirements_of(Image(python="/no/python")))
+    with raises(HostError, "setup", "/no/python"):
+        setup(ShellHost(home), requirements_of(Image(python="/no/python")), print)
+    assert left_on(ShellHost(home)) == []
 
 
 def test_a_folder_that_others_may_write_to(home: Path) -> None:
@@ -429,9 +430,7 @@ def test_a_read_only_home(home: Path) -> None:
 @pytest.mark.needs("mounts")
 def test_a_home_where_nothing_can_be_run(home: Path) -> None:
     with apart(home, 'mount -t tmpfs -o noexec none "$HOME"') as host:
-        assert f"programs cannot be run from {home} (its file system is mounted noexec)" in refused(
-            host
-        )
+        assert re.search(f"{home} .*noexec", refused(host))
 
 
 @pytest.mark.needs("mounts")
@@ -441,9 +440,9 @@ def test_a_full_disk(home: Path, cache: Path) -> None:
         facts = replace(without_pip(host, SMALL, None), disk_kb=None)
         text = refused(host, facts=facts)
         assert "unpacking uv failed" in text
-        assert "The disk is full" in text
+        assert re.search(r"\bdisk\b", text)
         host.run("cd; dd if=/dev/zero of=fill bs=4k")
-        assert "its disk is full" in refused(host)
+        assert re.search(r"\bdisk\b", refused(host))
 
 
 @pytest.mark.needs("mounts")
@@ -462,9 +461,8 @@ def test_a_machine_with_nothing_that_makes_environments(
     with apart(home, hide) as host:
         host.env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
         text = refused(host)
-    assert (
-        f"it has no Python {MINOR} that makes environments, and no uv (Python there: none)" in text
-    )
+    assert f"no Python {MINOR} " in text
+    assert "no uv (" in text
     assert "(Linux vax) either: `pip download uv` failed here" in text
     assert "sky.Image(python='/path/to/bin/python')" in text
 
@@ -485,13 +483,11 @@ def test_a_clock_that_is_off_is_said(used_home: Path, tmp_path: Path) -> None:
     told: list[str] = []
     host = ShellHost(used_home, env={"PATH": f"{tmp_path}/bin:{PATH}"})
     assert setup(host, requirements_of(PREPARED), told.append).python == sys.executable
-    assert "its clock is 60 minutes behind this machine's" in told
+    assert any("60 minutes behind" in message for message in told)
 
 
 def test_a_shell_that_is_none(home: Path) -> None:
-    with pytest.raises(
-        HostError, match=r"(?s)box: it cannot be inspected.*try: ssh box /bin/sh -c uname"
-    ):
+    with raises(HostError, "setup", "ssh box /bin/sh -c uname"):
         probe(ShellHost(home, wrapper=("echo",)), SMALL)
 
 

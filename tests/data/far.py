@@ -167,7 +167,7 @@ class Notebook:
             self.shipper.bound(
                 manifest, far.rank, changes.rebound, changes.deleted, completed=failed is None
             )
-            self.shipper.gone(far.rank, changes.unlinked, changes.lost)
+            self.shipper.record_losses(far.rank, changes.unlinked, changes.lost)
             self.shipper.reads(far.rank, changes.reads.digest, changes.reads.names)
             problem = problem or failed
         if problem is not None:

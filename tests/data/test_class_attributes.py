@@ -46,9 +46,9 @@ def test_attribute_of_a_package_class_is_named(notebook: Notebook, case: str) ->
     notebook.run(here)
     shown = notebook.finish(notebook.start(f"%%sky_broadcast\n{there};"))
     assert shown.error is not None
-    assert f"{named}: set in the notebook only" in shown.text
+    assert f"[{named}: " in shown.text
     again = notebook.finish(notebook.start(f"%%sky_broadcast\n{there};"))
-    assert "set in the notebook only" not in again.text
+    assert f"{named}: " not in again.text
 
 
 def test_nothing_is_said_where_the_ranks_have_it(notebook: Notebook) -> None:

@@ -14,6 +14,7 @@ import pytest
 from skymagic.data.store.store import NodeStore, digest
 from tests.contracts.stores import MB, Cluster, put
 from tests.data.far import Far, Notebook, moved
+from tests.lab.golden import Golden
 from tests.lab.waiting import until
 
 
@@ -64,7 +65,7 @@ def test_values_of_a_notebook_on_three_nodes(notebook: Notebook, cluster: Cluste
 
 
 def test_large_values_are_told_once_before_they_travel(
-    notebook: Notebook, cluster: Cluster
+    golden: Golden, notebook: Notebook, cluster: Cluster
 ) -> None:
     said: list[tuple[str, int]] = []
 
@@ -78,10 +79,7 @@ def test_large_values_are_told_once_before_they_travel(
         "import numpy as np\nrng = np.random.default_rng(2)\nbig, small = rng.random(500_000), rng.random(300_000)"
     )
     before = sum(cluster.sent())
-    assert ship("big, small") == [
-        "big: 4 MB must be sent over this connection; data that a cell reads or creates on the nodes "
-        "is not sent, and --no-push big leaves the variable out"
-    ]
+    golden(ship("big, small"))
     assert said[0][1] - before < 1000
     assert ship("big, small") == []
     notebook.shipper.forget([0, 1, 2])

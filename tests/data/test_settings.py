@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook, opened
 from tests.lab.pools import borrowed
 
@@ -141,10 +142,9 @@ def test_no_note_where_a_broadcast_cell_sets_it(
     assert "notebook only" not in notebook.run(f"%%sky_broadcast\n{USE}").text
 
 
-def test_attribute_of_a_package_is_named_where_a_part_is_used(notebook: Notebook) -> None:
+def test_attribute_of_a_package_is_named_where_a_part_is_used(
+    golden: Golden, notebook: Notebook
+) -> None:
     notebook.run("mpl.mine = 1\nfrom matplotlib import pyplot")
-    assert (
-        "[matplotlib.mine: set in the notebook only"
-        in notebook.run("%%sky_broadcast\npyplot.close();").text
-    )
+    golden.line(notebook.run("%%sky_broadcast\npyplot.close();").text, "[matplotlib.mine: ")
     notebook.run("del mpl.mine")

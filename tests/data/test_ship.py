@@ -18,6 +18,7 @@ from skymagic.errors import CaptureError
 from skymagic.wire.typed import plain
 from tests.data.far import Far, FarError, Notebook, moved, ranks
 from tests.data.walk import walk
+from tests.lab.golden import Golden
 
 BIG = 300_000  # float64 elements: 2.4 MB
 
@@ -130,14 +131,15 @@ def test_dry_run_writes_nothing(notebook: Notebook) -> None:
     assert not notebook.shipper.prepare("a", [0, 1], dry_run=True).items[0].moved
 
 
-def test_push_and_no_push(notebook: Notebook) -> None:
+def test_push_and_no_push(golden: Golden, notebook: Notebook) -> None:
     notebook.here("a = 1; b = 2\ndef f(): return a")
     assert moved(notebook.there("0", push=["a"])) == ["a"]
     with pytest.raises(FarError, match="'b' is not defined"):
         notebook.there("b", no_push=True)
     assert moved(notebook.shipper.prepare("f, b", [0, 1], no_push=["b", "a"])) == ["f"]
-    with pytest.raises(CaptureError, match="nothing in this notebook has this name"):
+    with golden.raises(CaptureError) as refused:
         notebook.there("0", push=["nonsense"])
+    assert refused.value.names == ("nonsense",)
 
 
 def test_history_and_missing_names_are_left_out(notebook: Notebook) -> None:
@@ -482,16 +484,16 @@ REFUSED = {
 }
 
 
-def test_refusals_name_all_at_once(notebook: Notebook) -> None:
+def test_refusals_name_all_at_once(golden: Golden, notebook: Notebook) -> None:
     notebook.here(BAD)
     try:
         with pytest.raises(CaptureError) as caught:
             notebook.there("fine, " + ", ".join(REFUSED))
         first, *lines = str(caught.value).splitlines()
-        assert first == f"{len(REFUSED)} variables cannot be sent to the ranks; nothing was run:"
+        assert set(caught.value.names) == set(REFUSED)
+        golden(first)
         for name, words in REFUSED.items():
             (line,) = [line for line in lines if line.startswith(f"  {name} (")]
-            assert "used in the cell" in line
             for word in words:
                 assert word in line, (word, line)
         assert notebook.files() == []
@@ -515,7 +517,7 @@ def test_reduce_that_lies_arrives_as_it_says(notebook: Notebook) -> None:
 
 
 def test_missing_package_is_named_with_the_version_here(
-    notebook: Notebook, tmp_path: Path, monkeypatch: Any
+    golden: Golden, notebook: Notebook, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "lib/site-packages/onlyhere").mkdir(parents=True)
     (tmp_path / "lib/site-packages/onlyhere/__init__.py").write_text(
@@ -526,7 +528,7 @@ def test_missing_package_is_named_with_the_version_here(
     with pytest.raises(FarError) as caught:
         notebook.there("thing")
     assert caught.value.attributes["package"] == "onlyhere"
-    assert "onlyhere is not installed here; the notebook has onlyhere 3.1" in str(caught.value)
+    golden.line(str(caught.value), "onlyhere 3.1")
     with pytest.raises(FarError, match="onlyhere"):
         notebook.there("onlyhere")
 
@@ -559,9 +561,7 @@ def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Note
     notebook.here(
         "class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3"
     )
-    with pytest.raises(
-        FarError, match="one, two cannot be rebuilt on this rank: ValueError"
-    ) as caught:
+    with pytest.raises(FarError, match="one, two .*: ValueError") as caught:
         notebook.there("one, two, three")
     assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
     assert notebook.values("'three' in globals()") == [False, False]

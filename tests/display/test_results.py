@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from skymagic.display import inspection as results
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
@@ -100,8 +101,8 @@ def test_what_came_back_is_a_list_that_is_shown_as_a_table(notebook: Notebook) -
     assert "<td style='text-align:left'>{&#x27;rank&#x27;: 1}</td>" in short["text/html"]
     (arrays,) = notebook.run("batch").rich
     lines = [line.split(maxsplit=2) for line in arrays["text/plain"].splitlines()]
-    assert lines == [
-        ["rank", "type", "shape or value"],
+    assert [heading.split()[0] for heading in lines[0]] == ["rank", "type", "shape"]
+    assert lines[1:] == [
         ["0", "ndarray", "(64, 10) int64"],
         ["1", "ndarray", "(64, 10) int64"],
     ]
@@ -131,7 +132,7 @@ def test_status_reads_at_a_glance(notebook: Notebook) -> None:
     assert "<style" not in shown["text/html"]
 
 
-def test_status_is_an_object_with_completion(notebook: Notebook) -> None:
+def test_status_is_an_object_with_completion(golden: Golden, notebook: Notebook) -> None:
     (shown,) = notebook.run("%sky_status -o status").rich
     (again,) = notebook.run("status").rich
     assert again.keys() == {"text/plain", "text/html"}
@@ -146,10 +147,7 @@ def test_status_is_an_object_with_completion(notebook: Notebook) -> None:
     notebook.run("of_main = status['main']; second = of_main[1]")
     assert notebook.value(offered.format("of_main[")) == ["0", "1"]
     assert notebook.value(offered.format("second.ho")) == ["host"]
-    assert (
-        "no pool 'mani'; available: main; did you mean 'main'?"
-        in notebook.fail("%sky_status mani").evalue
-    )
+    golden(notebook.fail("%sky_status mani").text)
 
 
 def test_a_cell_beside_the_notebook_has_metrics_of_its_own(notebook: Notebook) -> None:

@@ -16,15 +16,15 @@ notebook = borrowed("--ranks 2")
 
 def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
-        "from skymagic.display.live import show, together, write\n"
+        "from skymagic.display.live import DisplayData, show, together, write\n"
         "with together():\n"
-        "    write('stderr', 'what follows may ')\n"
-        "    with together(): write('stderr', 'have been shown before\\n')\n"
-        "    show({'data': {'text/plain': 'a display'}})\n"
+        "    write('stderr', 'a line ')\n"
+        "    with together(): write('stderr', 'in two parts\\n')\n"
+        "    show(DisplayData({'text/plain': 'a display'}))\n"
         "    write('stdout', 'after it\\n')\n"
         "write('stdout', 'apart\\n')"
     )
-    assert shown.stderr == "what follows may have been shown before\n"
+    assert shown.stderr == "a line in two parts\n"
     assert shown.kinds == ["stderr", "display_data", "stdout"]
     assert shown.stdout == "after it\napart\n"
 
@@ -50,5 +50,7 @@ def test_a_place_names_the_function_whose_line_it_gives(golden: Golden) -> None:
     forward = StackFrame("forward", 19, cell=3)
     conv2d = StackFrame("conv2d", 700, file="torch/nn/functional.py")
     golden(
-        text.places({0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]})
+        text.positions(
+            {0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}
+        )
     )

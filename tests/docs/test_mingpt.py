@@ -147,9 +147,10 @@ def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(here: Notebook, folde
     assert sorted(ours) == [0, 1, 2, 3]
     ours[3].kill()
     here.finish(shown)
-    assert re.search(r"node 1 of 2 on \S+ ended with exit code 1", shown.failure.text)
+    assert shown.failure.ename == "ScriptError"
+    assert here.fields()["node"] == 1
     assert re.search(
-        r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.failure.text
+        rf"rank 3 \(local rank 1\), process {ours[3].pid}, .*SIGKILL", shown.failure.text
     )
     _, alive = psutil.wait_procs(ours.values(), timeout=10)
     assert alive == []
@@ -157,7 +158,7 @@ def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(here: Notebook, folde
 
 def test_a_worker_that_raises_shows_its_own_traceback(here: Notebook, folder: Path) -> None:
     failed = here.fail(sh(f"{one_each(STATIC)} {SMALL} model.heads=5", folder))
-    assert "ValueError: model.width=64 cannot be shared by model.heads=5 equally" in failed.text
+    assert re.search(r"ValueError: model\.width=64 .*\bmodel\.heads=5\b", failed.text)
     assert re.search(r"model\.py\", line \d+, in __init__", failed.text)
     assert "launch_agent" not in failed.text
 
@@ -182,9 +183,7 @@ def test_fewer_devices_than_asked_for_fail_loudly(
 ) -> None:
     main = importlib.import_module("main")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(
-        SystemExit, match="2 processes were started on this node, and it has . GPUs"
-    ):
+    with pytest.raises(SystemExit, match="2 processes .* GPUs"):
         main.device_of("cuda")
     assert main.device_of("cpu").type == "cpu"
 

@@ -105,8 +105,8 @@ def check_mingpt(path: Path) -> None:
 def check_keras(path: Path) -> None:
     """Keras on JAX trains one model on parts of the data: the weights are the same on both ranks, and it has learnt."""
     shown = text(nbformat.read(path, as_version=4))
-    assert "jax, 2 devices, 256 pictures on this rank" in shown
-    assert re.search(r"\d+ weights, the same on both ranks", shown)
+    assert "jax, 2 devices, 256 pictures" in shown
+    assert re.search(r"\d+ weights, the same", shown)
     (right,) = re.findall(r"([\d.]+) % of the test pictures right", shown)
     assert float(right) > 60, "33 in 100 by chance"
 
@@ -257,5 +257,5 @@ def test_a_failing_cell_makes_show_fail_unless_it_is_tagged(tmp_path: Path) -> N
     result = call(ROOT / "notebooks" / "show.py", path, "--save", "done.ipynb", folder=tmp_path)
     assert result.returncode == 1
     assert "----> 2 1 / 0" in result.stdout
-    assert "r is not defined on rank" in result.stdout, "the cell after the tagged one ran"
+    assert re.search("ResultError.*: r ", result.stdout), "the cell after the tagged one ran"
     assert not (tmp_path / "went-on").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.jobs.profiles import Profile, operations_table, waiting_rank_lines
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
@@ -26,11 +27,9 @@ def test_the_table_of_operations() -> None:
     ]
 
 
-def test_who_waited_for_whom() -> None:
+def test_who_waited_for_whom(golden: Golden) -> None:
     assert waiting_rank_lines({0: (3.0, 10.0)}) == [], "one rank alone is compared with nobody"
-    assert waiting_rank_lines({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}) == [
-        "rank 0 waited 2.9 s longer in collectives than rank 1"
-    ]
+    golden(waiting_rank_lines({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}))
     assert waiting_rank_lines({0: (0.05, 0.1), 1: (0.0, 0.1)}) == [], (
         "a tenth of a second is nothing"
     )
@@ -42,13 +41,15 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
         yield one
 
 
-def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(notebook: Notebook) -> None:
+def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(
+    golden: Golden, notebook: Notebook
+) -> None:
     shown = notebook.run(
         "%%sky_broadcast --profile all -o sums --only all\nimport time, torch, torch.distributed as dist\n"
         "for step in range(3):\n    time.sleep(0.4 * dist.get_rank())\n    a = torch.ones(4)\n    dist.all_reduce(a)\na[0].item()"
     )
     assert notebook.value("sums") == [2.0, 2.0]
-    assert re.search(r"rank 0 waited \d\.\d s longer in collectives than rank 1", shown.stdout)
+    golden.line(shown.stdout, "rank 0 ", "rank 1", hide=[r"\d\.\d s"])
     traces = sorted(Path(notebook.value("folder")).glob("profile-cell*-rank*.json.gz"))
     assert [trace.name.partition("-rank")[2] for trace in traces] == ["0.json.gz", "1.json.gz"]
     names = {
@@ -67,7 +68,8 @@ def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> 
     assert heading.split() == ["operation", "calls", "time", "share"]
     assert any(row.startswith("aten::mm ") and row.split()[1] == "20" for row in rows)
     assert len(rows) <= 10
-    assert "rank 0, the longest operations; the trace is profile-cell" in shown.stdout
+    assert shown.stdout.startswith("rank 0, ")
+    assert "profile-cell" in shown.stdout.splitlines()[0]
 
 
 def test_a_cell_that_fails_keeps_its_traces(notebook: Notebook) -> None:
@@ -82,11 +84,6 @@ def test_a_cell_that_fails_keeps_its_traces(notebook: Notebook) -> None:
         ]
 
 
-def test_ranks_that_take_no_part_are_refused(notebook: Notebook) -> None:
-    assert (
-        "--profile: rank 1: left out by --targets"
-        in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
-    )
-    failed = notebook.fail("%%sky_broadcast --profile 7\npass").text
-    assert "--profile: " in failed
-    assert "this pool has 2 ranks (0 to 1)" in failed
+def test_ranks_that_take_no_part_are_refused(golden: Golden, notebook: Notebook) -> None:
+    golden(notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text)
+    golden(notebook.fail("%%sky_broadcast --profile 7\npass").text)

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from skymagic.kernels.script.root_cause import (
-    Cause,
     recorded_traceback,
     root_cause,
     tracebacks,
     without_frames,
     without_launcher,
 )
+from skymagic.wire.script import ScriptCause
 from tests.lab.golden import Golden
 
 BOX = """\
@@ -70,7 +70,7 @@ def mixed(*texts: str) -> str:
     return "\n".join(lines[i] for i in range(longest) for lines in columns if i < len(lines)) + "\n"
 
 
-def found(recorded: str, tail: str) -> Cause:
+def found(recorded: str, tail: str) -> ScriptCause:
     """The cause that is in there."""
     cause = root_cause(recorded, tail)
     assert cause is not None
@@ -158,7 +158,8 @@ def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
 def test_nothing_is_known_of_a_script_that_only_ends() -> None:
     assert root_cause("", "one\ntwo\n") is None
     assert root_cause("", FAILED) is None
-    assert root_cause("", 'Traceback (most recent call last):\n  File "x"') is None
+    cut = 'Traceback (most recent call last):\n  File "x"'
+    assert root_cause("", cut) is None
 
 
 def test_the_last_traceback_counts_and_one_that_was_handled_does_not_come_after_it() -> None:

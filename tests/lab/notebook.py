@@ -378,9 +378,17 @@ class Notebook:
         shown.done = reply["content"]["status"] in ("ok", "error")
         return questions, shown
 
-    def fail(self, source: str) -> Failed:
-        """Run a cell that fails."""
-        return self.finish(self.start(source)).failure
+    def fail(self, source: str, code: str = "") -> Failed:
+        """Run a cell that fails, with this code if one is given."""
+        failed = self.finish(self.start(source)).failure
+        if code:
+            assert self.fields()["code"] == code, failed.text
+        return failed
+
+    def fields(self) -> dict[str, Any]:
+        """The code and the fields of the last error that a cell has shown; a UsageError is not kept."""
+        names = ("code", "rank", "node", "host", "names", "hint")
+        return self.value(f"{{n: getattr(__import__('sys').last_value, n, None) for n in {names}}}")
 
     def value(self, expression: str) -> Any:
         """An expression's value in the notebook: plain literals and containers of them."""

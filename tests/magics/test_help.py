@@ -11,6 +11,7 @@ from skymagic import plugins, providers
 from skymagic.magics.arguments.help import CompletionNames, complete, help_alone, help_text
 from skymagic.magics.arguments.options import MAGICS, Option
 from skymagic.magics.completion import assigned
+from tests.lab.golden import Golden
 from tests.lab.notebook import ANSI, Notebook, opened
 from tests.magics.test_arguments import PARSERS
 
@@ -282,17 +283,20 @@ def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all"])
-def test_to_end_what_is_not_there_is_no_error(notebook: Notebook, line: str) -> None:
-    assert notebook.run(line).text == "no pool is running\n"
+def test_to_end_what_is_not_there_is_no_error(
+    golden: Golden, notebook: Notebook, line: str
+) -> None:
+    golden(notebook.run(line).text)
 
 
 def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:
     first, *rest = notebook.run("%sky_gpus").lines
-    assert first.startswith("on this machine: ")
+    assert "machine: " in first
     assert any(line.startswith("A100 ") for line in rest)
 
 
 def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(
+    golden: Golden,
     notebook: Notebook,
 ) -> None:
     cores = notebook.value("len(__import__('os').sched_getaffinity(0))")
@@ -304,9 +308,7 @@ def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(
         assert f"{many} ranks on " in shown.stderr
         assert len(shown.stderr.splitlines()) == 1
     plan = notebook.run("%sky_pool --dry-run --ranks " + str(many))
-    assert re.search(
-        r"^  asks .* 33 for each, .*add -y if you mean that$", plan.stdout, re.MULTILINE
-    )
+    assert re.search(r"^  asks .* 33 for each, .*add -y", plan.stdout, re.MULTILINE)
     assert "-y" not in notebook.run(f"%sky_pool --dry-run -y --ranks {many}").stdout
     assert "this machine need" in notebook.fail("%sky_pool -y --dry-run --ranks 1000000").text
-    assert notebook.run("%sky_status").stdout.startswith("no pool is running")
+    golden(notebook.run("%sky_status").stdout)

@@ -50,59 +50,49 @@ def test_other_cells_run(cell: str) -> None:
     assert explain_misplaced(cell.splitlines(keepends=True)) == ""
 
 
-def test_nothing_of_a_cell_with_one_per_cent_sign_runs(notebook: Notebook) -> None:
+def test_nothing_of_a_cell_with_one_per_cent_sign_runs(golden: Golden, notebook: Notebook) -> None:
     failed = notebook.fail("%sky_broadcast -o r\nhere = 1")
-    assert (
-        failed.text
-        == "UsageError: did you mean %%sky_broadcast, on the cell's first line? Nothing of this cell has run\n"
-    )
+    golden(failed.text)
     assert notebook.fail("here = 1\n%%sky_broadcast\nhere").ename == "UsageError"
     assert not notebook.value("'here' in globals() or 'r' in globals()")
 
 
 @pytest.mark.parametrize(
-    ("cell", "code"),
+    "cell",
     [
-        ("%sky_broadcast print(1)", "print(1)"),
-        ("%%sky_broadcast print('a b')\n1", "print(a b)"),
-        ("%%sky_broadcast import torch\n1", "import torch"),
-        ("%%sky_broadcast -o r x = 1\n1", "x = 1"),
-        ("%%sky_broadcast model[0]\n1", "model[0]"),
+        "%sky_broadcast print(1)",
+        "%%sky_broadcast print('a b')\n1",
+        "%%sky_broadcast import torch\n1",
+        "%%sky_broadcast -o r x = 1\n1",
+        "%%sky_broadcast model[0]\n1",
     ],
 )
-def test_code_on_the_line_of_the_magic(notebook: Notebook, cell: str, code: str) -> None:
-    below = "write the code on the lines below %%sky_broadcast, not on that line"
-    assert notebook.fail(cell).text == f"UsageError: {code!r}: {below}\n"
+def test_code_on_the_line_of_the_magic(golden: Golden, notebook: Notebook, cell: str) -> None:
+    golden(notebook.fail(cell).text)
 
 
 @pytest.mark.parametrize("line", ["%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_sh"])
-def test_a_cell_with_nothing_below_its_magic(notebook: Notebook, line: str) -> None:
-    name = line.split()[0]
-    said = f"UsageError: the cell is empty: write what is to run on the lines below {name}\n"
-    assert notebook.fail(line).text == said
+def test_a_cell_with_nothing_below_its_magic(golden: Golden, notebook: Notebook, line: str) -> None:
+    golden(notebook.fail(line).text)
 
 
 def test_a_unit_after_a_blank_is_no_pool(notebook: Notebook) -> None:
-    failed = notebook.fail("%%sky_broadcast --timeout 1 sec\nimport time\ntime.sleep(60)")
-    assert "took longer than 1 s" in failed.text
+    body = "import time\ntime.sleep(60)"
+    failed = notebook.fail(f"%%sky_broadcast --timeout 1 sec\n{body}", "run-timeout")
+    assert "1 s" in failed.text
 
 
-def test_a_pool_that_is_not_there(notebook: Notebook) -> None:
-    there = "PoolError: there is no pool 'nowhere'; available: main"
-    assert notebook.fail("%%sky_broadcast --pool nowhere\n1").text == (
-        f"{there}; %sky_pool nowhere --ranks 2 --plugin torch makes it"
-    )
-    assert notebook.fail("%%sky_broadcast --pool mian\n1").text == (
-        "PoolError: there is no pool 'mian'; available: main; did you mean 'main'?"
-    )
+def test_a_pool_that_is_not_there(golden: Golden, notebook: Notebook) -> None:
+    golden(notebook.fail("%%sky_broadcast --pool nowhere\n1").text)
+    golden(notebook.fail("%%sky_broadcast --pool mian\n1").text)
 
 
-def test_a_name_to_push_is_compared_with_the_users_own(notebook: Notebook) -> None:
-    said = "nothing in this notebook has this name"
+def test_a_name_to_push_is_compared_with_the_users_own(golden: Golden, notebook: Notebook) -> None:
     for name in ("nope", "exits", "get_python"):  # near open, exit and get_ipython
-        assert f"{said}; check the spelling" in notebook.fail(f"%sky_push {name}").text
+        assert "did you mean" not in notebook.fail(f"%sky_push {name}").text
+        assert notebook.fields()["names"] == (name,)
     notebook.run("weights = [1]")
-    assert f"{said}; did you mean 'weights'?" in notebook.fail("%sky_push weihgts").text
+    golden(notebook.fail("%sky_push weihgts").text)
 
 
 def said_below(notebook: Notebook, cell: str) -> str:
@@ -112,10 +102,12 @@ def said_below(notebook: Notebook, cell: str) -> str:
     return shown.stdout
 
 
-def test_a_name_of_the_ranks_in_a_plain_cell_is_told_where_it_is(notebook: Notebook) -> None:
+def test_a_name_of_the_ranks_in_a_plain_cell_is_told_where_it_is(
+    golden: Golden, notebook: Notebook
+) -> None:
     notebook.run("%%sky_broadcast\nmodel = [1]\nimport json")
     said = said_below(notebook, "model[0]")
-    assert said == "model is on the ranks of pool 'main': %sky_pull model --head\n"
+    golden(said)
     notebook.run("%sky_pull model --head")
     assert notebook.value("model") == [1]
     assert said_below(notebook, "nowhere") == ""
@@ -174,4 +166,4 @@ def test_magics_aliases_and_autocall_of_the_notebook_are_named(
     finally:
         notebook.run("%autocall 0\n%unalias greet")
     assert SAYS[cell] in error.text
-    assert error.text.count("do not travel") <= 1
+    assert error.text.count(SAYS[cell]) == 1

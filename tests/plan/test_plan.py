@@ -333,12 +333,16 @@ def test_any_text_names_plugins_or_is_refused(text: str) -> None:
 
 
 def test_what_was_given() -> None:
-    assert PoolRequest().given() == frozenset()
-    assert PoolRequest(name="lab", yes=True, dry_run=True).given() == frozenset()
-    assert PoolRequest(nodes=2, idle=60.0).given() == {"nodes", "idle"}
-    assert PoolRequest(nodes=2, idle=60.0, stated=frozenset({"nodes", "name"})).given() == {"nodes"}
-    assert PoolRequest(idle=60.0, stated=frozenset()).given() == frozenset()
-    assert PoolRequest(provider="auto", stated=frozenset({"provider"})).given() == {"provider"}
+    assert PoolRequest().stated_fields() == frozenset()
+    assert PoolRequest(name="lab", yes=True, dry_run=True).stated_fields() == frozenset()
+    assert PoolRequest(nodes=2, idle=60.0).stated_fields() == {"nodes", "idle"}
+    assert PoolRequest(nodes=2, idle=60.0, stated=frozenset({"nodes", "name"})).stated_fields() == {
+        "nodes"
+    }
+    assert PoolRequest(idle=60.0, stated=frozenset()).stated_fields() == frozenset()
+    assert PoolRequest(provider="auto", stated=frozenset({"provider"})).stated_fields() == {
+        "provider"
+    }
 
 
 def test_requests_are_values() -> None:

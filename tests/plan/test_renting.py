@@ -78,14 +78,14 @@ def test_rented_machines_have_an_end_unless_the_user_wants_none(golden: Golden) 
     )
     assert (with_bounds(none).idle, with_bounds(none).max_lifetime) == (None, None)
     plan = plan_rented(none, RENTAL)
-    assert plan.question.endswith("without an end")
+    golden(plan.question)
     golden(plan.notes)
     golden(plan.notes)
 
 
 def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:
     made = plan_rented(REQUEST, RENTAL)
-    assert made.request.given() == REQUEST.given()
+    assert made.request.stated_fields() == REQUEST.stated_fields()
     assert fits(REQUEST, made) == []
 
 
@@ -95,15 +95,11 @@ def test_gpus_that_are_paid_for_and_not_used_are_said(golden: Golden) -> None:
     assert [[one.index for one in node] for node in plan.devices] == [[0]] * 4
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_mistakes_at_once(golden: Golden) -> None:
     wrong = replace(REQUEST, hosts=("gpu1",), procs_per_node=3, pip=("torch==2.3", "torch==2.4"))
     with pytest.raises(RequestError) as refused:
         plan_rented(wrong, RENTAL)
-    said = refused.value.mistakes
-    assert [
-        any(word in one for one in said)
-        for word in ("--hosts", "8 GPUs per node", "torch cannot be all of")
-    ] == [True] * 3
+    golden(refused.value.mistakes)
 
 
 def test_a_running_pool_serves_who_asks_for_its_region_among_others(golden: Golden) -> None:

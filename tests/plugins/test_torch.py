@@ -86,8 +86,8 @@ def test_what_the_image_had_stays_before_it() -> None:
     assert after.env == {"A": "b"}
 
 
-def test_versions_that_contradict_the_image() -> None:
-    with pytest.raises(RequestError, match="torch cannot be all of"):
+def test_versions_that_contradict_the_image(golden: Golden) -> None:
+    with golden.raises(RequestError):
         sky.Compute(
             image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]
         ).start()
@@ -160,8 +160,8 @@ def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "False"}
 
 
-def test_a_backend_that_is_not_built_in() -> None:
-    with pytest.raises(ProvisionError, match="built without the backend 'mpi'"):
+def test_a_backend_that_is_not_built_in(golden: Golden) -> None:
+    with golden.raises(ProvisionError, hide=[r"(?<=PyTorch )\([^)]*\)"]):
         sky.Compute(nodes=1, plugins=[sky.plugins.torch(backend="mpi")]).start()
 
 
@@ -296,7 +296,7 @@ def test_some_ranks_alone_cannot_do_a_collective_of_all_which_all_can(pool: Any)
     assert reduced() @ pool == [3.0] * 2
 
 
-def test_the_forward_pass_of_a_wrapper_made_before(pool: Any) -> None:
+def test_the_forward_pass_of_a_wrapper_made_before(golden: Golden, pool: Any) -> None:
     @sky.function
     def make() -> None:
         import torch
@@ -310,7 +310,7 @@ def test_the_forward_pass_of_a_wrapper_made_before(pool: Any) -> None:
         globals()["wrapper"](torch.ones(1, 2)).sum().backward()
 
     make() @ pool
-    with pytest.raises(RuntimeError, match="the forward pass"):
+    with golden.raises(RuntimeError):
         use() >> pool
     use() @ pool
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -50,9 +51,7 @@ def test_members_tell_each_other_and_a_stranger_is_seen_by_all(tmp_path: Path) -
         assert (tmp_path / f"s,s,s-{rank}").read_text() == "told [False, True, True] [0, 1, 2]\n"
     first, stranger, last = ((tmp_path / f"s,guessed,s-{rank}").read_text() for rank in range(3))
     for said in (first, last):
-        assert said.startswith(
-            "refused the process group has an unknown process in place of rank 1: it joined"
-        )
+        assert re.match(r"refused .*\brank 1: ", said)
     assert "rank 0, 2" in stranger
 
 
@@ -129,6 +128,4 @@ def test_a_group_that_a_stranger_has_joined_is_not_used() -> None:
     done = subprocess.run(
         [sys.executable, "-c", JOINED], check=True, timeout=60, capture_output=True, text=True
     )
-    assert done.stdout.startswith(
-        "refused the process group has an unknown process in place of rank 1"
-    ), done.stdout
+    assert re.match(r"refused .*\brank 1\b", done.stdout), done.stdout

@@ -162,6 +162,6 @@ def test_where_a_rank_waits_for_a_collective_on_its_gpu(
     assert gpu.with_collective(stack) == stack
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C._distributed_c10d, gpu.RECORDED, dump, raising=False)
-    golden(text.places({0: gpu.with_collective(stack).frames}))
+    golden(text.positions({0: gpu.with_collective(stack).frames}))
     entries.clear()
     assert gpu.with_collective(stack) == stack

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook, opened, seen
 
 pytest.importorskip("torch")
@@ -111,10 +113,10 @@ def test_a_model_trains_on_after_a_failure(notebook: Notebook, kind: str) -> Non
             assert seen(notebook, GO_ON) == undisturbed, (place, others)
 
 
-def test_a_model_that_cannot_go_on_is_named(notebook: Notebook) -> None:
+def test_a_model_that_cannot_go_on_is_named(golden: Golden, notebook: Notebook) -> None:
     for others in OTHERS:
         shown = failed(notebook, "fsdp1", "forward", others)
-        assert "model: an FSDP module was interrupted within a step" in shown
+        golden.line(shown, "model: ")
     notebook.run("%%sky_broadcast\ndel model")
 
 
@@ -139,8 +141,7 @@ def test_groups_of_the_users_own_are_made_again(notebook: Notebook) -> None:
             f"%%sky_broadcast\nif rank == 2:\n    raise ValueError('planted')\n{waits}"
         )
         shown = notebook.run("%%sky_broadcast\nnothing = None").text
-        assert "make it again" not in error.text + shown
-        assert "wrap it again" not in error.text + shown
+        assert not re.search("(make|wrap) it again", error.text + shown)
         assert seen(notebook, USED) == [(2.0, 28.0, 4)] * 4
 
 
@@ -153,7 +154,9 @@ def test_groups_on_which_ranks_are_out_of_step_are_made_again(notebook: Notebook
     assert seen(notebook, USED) == [(2.0, 28.0, 4)] * 4
 
 
-def test_parameters_that_differ_are_named_where_the_group_stays(notebook: Notebook) -> None:
+def test_parameters_that_differ_are_named_where_the_group_stays(
+    golden: Golden, notebook: Notebook
+) -> None:
     notebook.run(MAKE.format("ddp"))
     before = seen(notebook, IDENTITY)
     error = notebook.fail(
@@ -161,20 +164,19 @@ def test_parameters_that_differ_are_named_where_the_group_stays(notebook: Notebo
         f"if rank == 2:\n    raise ValueError('planted')\n{OTHERS['compute']}"
     )
     shown = error.text + notebook.run("%%sky_broadcast\nnothing = None").text
-    assert "model: its parameters differ between ranks" in shown
+    golden.line(shown, "model: ")
     assert seen(notebook, IDENTITY) == before
 
 
-def test_what_a_rank_that_died_has_taken_along_is_named(notebook: Notebook) -> None:
+def test_what_a_rank_that_died_has_taken_along_is_named(golden: Golden, notebook: Notebook) -> None:
     notebook.run(MAKE.format("hsdp"))
     notebook.run(GROUPS)
     error = notebook.fail("%%sky_broadcast\nif rank == 2:\n    os._exit(3)\ndist.barrier()")
     shown = error.text + notebook.run("%%sky_broadcast\nnothing = None").text
-    assert "model: an FSDP module has lost its part on rank 2" in shown
-    assert "tensor: a DTensor" in shown
-    assert "mesh: a device mesh" in shown
-    assert "other: this process group is gone" in shown
-    assert "wrapped: its process group is gone" in shown
-    assert "pair: this" not in shown
+    for name in ("model", "mesh"):
+        golden.line(shown, f"[{name}: ", "on rank 2")
+    for name in ("tensor", "other", "wrapped"):
+        golden.line(shown, f"[{name}: ")
+    assert "pair: " not in shown
     found = seen(notebook, "total(torch.ones(1)) if globals().get('rank', 9) < 2 else None")
     assert found == [2.0, 2.0, None, None]

@@ -45,10 +45,7 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         killed(first)
         shown.append(first.rest(cell))
     with desk.notebook() as second:
-        assert re.search(
-            r"lab \(lab-.*, which has ended; run \d+ was still running when last shown",
-            second.run("%sky_attach").stdout,
-        )
+        assert re.search(r"lab \(lab-.*; run \d+ ", second.run("%sky_attach").stdout)
         cell = second.start("%sky_attach lab")
         second.watch(cell, lambda seen: "step" in seen.stdout)
         killed(second)
@@ -130,13 +127,10 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by
     desk: Desk,
 ) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
-        assert (
-            "no pool 'other' was left from here; available: lab"
-            in second.fail("%sky_attach other").evalue
-        )
-        assert "already belongs to this notebook" in first.fail("%sky_attach lab").evalue
-        assert "%sky_attach lab --take-over" in second.fail("%sky_attach lab").evalue
-        assert "there is no pool yet" in second.fail("%%sky_broadcast\n1").evalue
+        assert "available: lab" in second.fail("%sky_attach other", "no-pool").evalue
+        first.fail("%sky_attach lab", "pool-exists")
+        assert "%sky_attach lab --take-over" in second.fail("%sky_attach lab", "pool-held").evalue
+        second.fail("%%sky_broadcast\n1", "no-pool")
         first.run("%%sky_broadcast\nkept = 5")
         cell = first.start(
             "%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)"
@@ -210,7 +204,7 @@ finally:
     with desk.notebook() as second:
         cell = second.finish(second.start("%sky_attach lab"))
         assert cell.failure.ename == "KeyboardInterrupt"
-        assert "[rank 0: stopped after 1s without its notebook (--max-away 1s)]" in cell.stderr
+        assert re.search(r"^\[rank 0: .*\b1s\b.*--max-away 1s", cell.stderr, re.MULTILINE)
         second.run("%%sky_broadcast -o fine\n'fine'")
         assert second.value("fine") == ["fine", "fine"]
         (record,) = desk.records.glob("*.json")
@@ -230,22 +224,21 @@ def cannot_be_attached(desk: Desk, record: Path) -> None:
 
     with killed_daemons(record.stem), desk.notebook() as second:
         write(version="0.0.1")
-        assert "was made by skymagic 0.0.1" in second.fail("%sky_attach lab").evalue
+        assert "skymagic 0.0.1" in second.fail("%sky_attach lab", "other-version").evalue
         write(python="3.9.18", interpreter="/opt/the lab/bin/python")
-        refused = second.fail("%sky_attach lab").evalue  # and nobody has looked whether it is there
-        assert (
-            f"run Python 3.9.18, and this is Python {platform.python_version()}: attach with Python 3.9"
-            in refused
-        )
-        assert "as /opt/the lab/bin/python is" in refused
+        # and nobody has looked whether it is there
+        refused = second.fail("%sky_attach lab", "other-python").evalue
+        assert "Python 3.9.18" in refused
+        assert platform.python_version() in refused
+        assert "/opt/the lab/bin/python" in refused
         code, _, said = desk.ran("logs", "lab")
         assert (code, refused in said) == (1, True), "a reader is refused too"
         write(pickle=key["pickle"][: len(key["pickle"]) // 2])
-        assert "is damaged" in second.fail("%sky_attach lab").evalue
+        second.fail("%sky_attach lab", "key-damaged")
         write()
         record.chmod(0o644)
-        assert "open to other users" in second.fail("%sky_attach lab").evalue
+        second.fail("%sky_attach lab", "key-exposed")
         record.chmod(0o600)
-        assert "cannot be attached: " in second.fail("%sky_attach lab").evalue
+        second.fail("%sky_attach lab", "attach")
         record.write_text(json.dumps({**values, "key": None}))
-        assert "is not here" in second.fail("%sky_attach lab").evalue
+        second.fail("%sky_attach lab", "key-missing")

@@ -72,13 +72,13 @@ def broken(notebook: Notebook, code: str, faulty: int) -> str:
 def test_only_the_rank_that_is_broken_loses_its_variables(
     notebook: Notebook, how: str, faulty: int
 ) -> None:
-    assert "no answer within" not in broken(notebook, BROKEN[how], faulty)
+    assert not re.search(r"within \d", broken(notebook, BROKEN[how], faulty))
 
 
 @pytest.mark.parametrize("how", HANGING)
 def test_a_rank_that_hangs_is_ended_before_its_time_is_over(notebook: Notebook, how: str) -> None:
     notebook.run("import skymagic.run.stall as stall\nstall.HANG_DEADLINE = 2.0")
-    assert "rank 1: it hung for" in broken(notebook, HANGING[how], 1)
+    assert "rank 1: it hung" in broken(notebook, HANGING[how], 1)
 
 
 def test_a_slow_rank_is_waited_for_when_another_cannot_join(notebook: Notebook) -> None:

@@ -102,7 +102,8 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
     found = json.loads(desk.ran("status", desk.pool, "--json")[1])["pools"]
     ranks = [psutil.Process(pid) for node in found[0]["nodes"] for pid in node["ranks"].values()]
     assert (found[0]["job_id"], len(ranks)) == (pool["job_id"], 2)
-    assert f"to end it: %sky_down {desk.pool}" in desk.ran("status", desk.pool)[1].splitlines()
+    (hint,) = [line for line in desk.ran("status", desk.pool)[1].splitlines() if "%sky_" in line]
+    assert hint.endswith(f"%sky_down {desk.pool}")
     with desk.notebook() as third:
         assert (
             f"pool {desk.pool!r} ({pool['job_id']}) is down on"
@@ -132,13 +133,13 @@ def restarted_amid_a_cell(notebook: Notebook, gate: Path) -> list[psutil.Process
 
 def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(desk: Desk) -> None:
     with desk.notebook("%sky_pool brief --ranks 2") as notebook:
-        assert "ends with its notebook" in notebook.fail("%%sky_sh --detach\ntrue").text
+        assert "--detach" in notebook.fail("%%sky_sh --detach\ntrue").text
         ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
         assert still_there(ranks) == []
         assert "was left" not in notebook.run("%load_ext skymagic").text
-        assert "no pool is running" in notebook.run("%sky_status").said
-        gone = "pool 'brief' was on this machine and ended with its kernel; %sky_pool brief … --detach starts one that outlives it"
-        assert gone in notebook.fail("%sky_attach brief").evalue
+        assert "brief" not in notebook.run("%sky_status").said
+        gone = notebook.fail("%sky_attach brief", "no-pool").evalue
+        assert "%sky_pool brief … --detach" in gone
         notebook.run("%sky_pool brief --ranks 2")
         assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, (
             said.outputs
@@ -196,11 +197,8 @@ def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
             daemon.terminate()  # it would wait for a notebook that asks why
         assert still_there([daemon]) == []
     with desk.notebook() as second:
-        assert (
-            f"no pool {desk.pool!r} was left from here"
-            in second.fail(f"%sky_attach {desk.pool}").evalue
-        )
-        assert "was left" not in second.run("%sky_status").text
+        second.fail(f"%sky_attach {desk.pool}", "no-pool")
+        assert desk.pool not in second.run("%sky_status").text
 
 
 def test_one_that_ends_with_its_notebook_does_not_fit(golden: Golden) -> None:
@@ -223,7 +221,7 @@ def test_how_it_is_ended_is_said(
     )
     golden(records.reminders([gone]))
     records.write(gone)
-    assert records.every() == []  # its daemon is not there any more
+    assert records.readable_records() == []  # its daemon is not there any more
     assert list((tmp_path / "skymagic" / "pools").iterdir()) == []
 
 
@@ -249,7 +247,7 @@ def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
         gate.write_text("")
         third.finish(cell)
         *_, said, before, after = cell.text.splitlines()
-        assert said.startswith("[rank 0: the next line may have been shown before: ")
+        assert said.startswith("[rank 0: ")
         assert (before, after) == ("before", "after")
         third.run(f"%sky_down {desk.pool}")
 
@@ -280,12 +278,10 @@ def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:
     name = desk.pool
     with desk.notebook(desk.made) as first, desk.notebook() as second:
         for line in (desk.made, f"{desk.made} --lazy", f"%sky_pool {name} --ranks 1 --detach"):
-            refused = second.fail(line)
-            assert refused.ename == "PoolError"
+            refused = second.fail(line, "pool-held")
             assert f"{name} ({name}-" in refused.evalue
             assert f"process {first.pid} on " in refused.evalue
             assert f"%sky_attach {name} --take-over" in refused.evalue
-            assert "give the new one another name" in refused.evalue
         assert f"not made: {name} ({name}-" in second.run(f"{desk.made} --dry-run").stdout
         # one that ends with its notebook is no obstacle to attaching
         second.run(f"%sky_pool {name} --ranks 1")
@@ -318,7 +314,8 @@ def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
             first.run("%sky_status").text,
             first.run("%sky_down").text,
         ):
-            assert f"pool {name!r} was taken over by {who}" in said
+            assert f"pool {name!r} " in said
+            assert who in said
             assert " since " in said
             assert back in said
             assert "died" not in said.casefold()
@@ -334,8 +331,8 @@ def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
         first.run("%sky_pull kept")
         assert first.value("kept") == [5, 5]
         # this time without a %sky_down in between
-        until(lambda: "was taken over by" in second.run("%sky_status").text)
-        assert "was taken over by" in second.fail("%%sky_broadcast\n1").text
+        until(lambda: "--take-over" in second.run("%sky_status").text)
+        second.fail("%%sky_broadcast\n1", "pool-closed")
         second.run(f"%sky_attach {name} --take-over")
         second.run("%%sky_broadcast -o again\nkept")
         assert second.value("again") == [5, 5]
@@ -386,7 +383,7 @@ def test_attaching_says_which_cell_was_interrupted(desk: Desk) -> None:
         notebook.run("%load_ext skymagic")
         said = notebook.run(f"%sky_attach {desk.pool}").said
         assert re.search(
-            r"cell 3 on ranks 0, 1 was interrupted at \d\d:\d\d:\d\d, after step 1 .*line \d+.*: value was not set",
+            r"cell 3 .*\b0, 1 .* \d\d:\d\d:\d\d, .*step 1 .*line \d+.*: value ",
             said,
         ), said
         notebook.run(f"%sky_down {desk.pool}")
@@ -416,7 +413,7 @@ step"""
         second.watched = True
         shown = second.start(attach.format(desk.pool))
         found = buttons(second, shown)
-        assert {"stop", "where is it?", "ranks"} <= {*found}
+        assert {"stop", "ranks"} <= {*found}
 
         def line() -> str:
             return " ".join(str(one.get("value", "")) for one in second.widgets.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +41,10 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     with desk.notebook() as notebook:  # its cell has ended meanwhile
         shown = notebook.finish(notebook.start("%sky_attach lab"))
         assert shown.stdout.count("after") == 1
-        assert (
-            "rank 1 and its variables are lost; rank 0 keeps its variables (-t 0 runs cells there"
-            in shown.stdout
-        )
+        assert re.search(r"rank 1 .*rank 0 .*\(-t 0 ", shown.stdout)
         assert shown.failure.ename == "ResultError"
-        assert "rank 1 cannot be reached: " in shown.failure.text
-        assert "results that arrived are in " in shown.failure.text
+        assert "rank 1 " in shown.failure.text
+        assert re.search(r"\bname, value\b|\bvalue, name\b", shown.failure.text)
         assert notebook.value("value[0], name[0], type(value[1]).__name__") == (
             1,
             40,
@@ -66,11 +64,12 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
         shown = notebook.finish(notebook.start("%sky_attach lab"))
         died = shown.error
         assert died is not None
-        assert "this notebook reconnects" not in shown.text
+        assert "reconnects" not in shown.text
         assert died.ename == "RankDied"
-        assert "rank 1 on h2 cannot be reached" in died.evalue
-        assert "rank 0 had to be stopped" in died.evalue
-        assert "%sky_restart tries to reach them again" in died.evalue
+        fields = notebook.fields()
+        assert (fields["rank"], fields["host"]) == (1, "h2")
+        assert "rank 0 " in died.evalue
+        assert "%sky_restart" in died.evalue
         second.start()
         notebook.run("%sky_restart")
         killed(notebook)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
 
 notebook = borrowed(KERNEL, scope="function")
 
 
-def test_made_at_the_first_cell_and_again_after_it_has_ended(notebook: Notebook) -> None:
-    assert (
-        "pool 'train' is declared: its next cell starts 1 rank"
-        in notebook.run("%sky_pool train --ranks 1 --lazy --idle 5s").said
-    )
+def test_made_at_the_first_cell_and_again_after_it_has_ended(
+    golden: Golden, notebook: Notebook
+) -> None:
+    golden.line(notebook.run("%sky_pool train --ranks 1 --lazy --idle 5s").said, "'train'")
     assert notebook.run("%sky_pool train --ranks 1 --lazy --idle 5s").error is None, "twice is safe"
     assert "declared" in notebook.run("%sky_status").said
-    assert "the pool is declared" in notebook.fail("%sky_restart").text.replace(
-        "pool 'train'", "the pool"
-    )
+    golden(notebook.fail("%sky_restart").text)
     notebook.run("%%sky_broadcast -o first\nkept = 7")
     ended = "import time\nfrom skymagic.pool import registry\nwhile registry.pools():\n    time.sleep(0.05)"
     notebook.run(ended)
     again = notebook.run("%%sky_broadcast -o second\n'kept' in globals()")
-    assert "pool 'train' ended after 5s without a cell" in again.said
-    assert "the variables of its ranks are gone" in again.said
+    golden.line(again.said, "--idle 5s")
     assert notebook.value("second") == [False]
     notebook.run("%sky_down train")
-    assert "no pool is running" in notebook.run("%sky_status").said
+    assert "train" not in notebook.run("%sky_status").said
 
 
 def test_a_cells_own_line_and_a_script_make_it_too(notebook: Notebook) -> None:
@@ -40,4 +37,4 @@ def test_a_cells_own_line_and_a_script_make_it_too(notebook: Notebook) -> None:
     notebook.run("%sky_down")
     notebook.run("%sky_pool three --ranks 1 --lazy")
     assert "pool 'three' is down" in notebook.run("%sky_down").said
-    assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").text
+    notebook.fail("%%sky_broadcast\n1", "no-pool")

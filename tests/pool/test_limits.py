@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab.golden import Golden
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -60,14 +63,13 @@ cell("%sky_down")
     assert "at work: [2000, 2000]" in script(tmp_path, body, "ulimit -Sn 140; ulimit -Hn 2000")
 
 
-def test_fewer_open_files_than_ranks_need_are_told_before_the_start(tmp_path: Path) -> None:
+def test_fewer_open_files_than_ranks_need_are_told_before_the_start(
+    golden: Golden, tmp_path: Path
+) -> None:
     body = "print(fails('%sky_pool --ranks 2'))\nprint(fails('%sky_pool --ranks 100 -y'))"
     said = script(tmp_path, body, "ulimit -n 140")
-    assert (
-        "2 ranks on this machine need 144 open files in one process, and 140 are allowed (ulimit -Hn): there is room for 1"
-        in said
-    )
-    assert "100 ranks on this machine need 830 open files" in said
+    golden.line(said, "2 ranks ", " 144 ")
+    golden.line(said, "100 ranks ", " 830 ")
 
 
 def test_a_clock_that_is_set_ends_no_pool(tmp_path: Path) -> None:
@@ -110,4 +112,4 @@ cell("%sky_down")
     )
     said = script(tmp_path, body, "mount -t tmpfs -o size=64m none /dev/shm", before, apart=True)
     assert "came back: [12000004.0, 12000004.0]" in said
-    assert "96 MB do not fit in /dev/shm: kept on disk" in said
+    assert re.search("96 MB .*/dev/shm: .*disk", said)

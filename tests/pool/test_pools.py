@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import ROOT, Notebook, opened
 from tests.lab.waiting import until
 
@@ -100,6 +101,7 @@ HEAVY = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
 
 
 def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_another_shape(
+    golden: Golden,
     notebook: Notebook,
 ) -> None:
     first = notebook.run(
@@ -125,8 +127,7 @@ def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_anothe
     ):
         error = notebook.fail(line)
         assert error.ename == "UsageError"
-        assert "'main' is already running" in error.text
-        assert "%sky_down main" in error.text
+        golden(error.text)
     assert {process.pid for process in family(notebook)} == before
     notebook.run("%%sky_broadcast --pool main -o again\nos.getpid()")
     assert notebook.value("again") == pids
@@ -184,8 +185,8 @@ def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
 )
 def test_a_pool_that_is_not_there(notebook: Notebook, line: str) -> None:
     notebook.run("x = 1")
-    error = notebook.fail(line)
-    assert "there is no pool 'nowhere'" in error.text
+    error = notebook.fail(line, "no-pool")
+    assert notebook.fields()["names"] == ("nowhere",)
     assert "%sky_pool" in error.text
 
 
@@ -314,11 +315,11 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
 
 
 @pytest.mark.parametrize("options", ["--dry-run", "", "--cpus 9999"])
-def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str) -> None:
+def test_a_secret_that_is_not_there_is_refused(
+    golden: Golden, notebook: Notebook, options: str
+) -> None:
     refused = notebook.fail(f"%sky_pool unset --nodes 1 --secret NOT_SET_ANYWHERE {options}")
-    assert (
-        "--secret NOT_SET_ANYWHERE: the notebook's environment has no such variable" in refused.text
-    )
+    golden(refused.text, hide=[r"\(\d+ CPUs?\)"])
     assert ("9999" in refused.text) == ("9999" in options)  # all mistakes at once
 
 
@@ -360,38 +361,6 @@ def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that
 
 
 # ------------------------------------------------------------------------------------------ ends
-
-
-BUSY = """%%sky_broadcast --only all
-import signal, subprocess, time
-import torch, torch.distributed as dist
-child = subprocess.Popen(['sleep', '600'])
-print('busy', flush=True)
-if dist.get_rank():
-    dist.all_reduce(torch.ones(1))
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-time.sleep(600)"""
-"""Rank 0 is deaf, rank 1 waits for it in a collective, and each has a child."""
-
-
-CHILD = "import os, time\nchild = os.fork()\nif not child:\n    os.setsid()\n    time.sleep(100)\n    os._exit(0)"
-"""It holds the other end of the agent's pipe, which therefore does not close when the notebook's kernel is killed."""
-
-
-def test_nothing_is_left_of_a_notebook_that_is_killed(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", CHILD) as one:
-        left, child = folders(one), psutil.Process(one.value("child"))
-        shown = one.start(BUSY)
-        one.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
-        processes = [process for process in family(one) if process != child]
-        assert len(processes) >= 5
-        try:
-            os.kill(one.pid, signal.SIGKILL)
-            assert gone(processes) == []
-            assert [path for path in left if path.exists()] == []
-            assert child.is_running()
-        finally:
-            child.kill()
 
 
 def test_nothing_is_left_of_a_start_whose_notebook_is_killed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_second_notebook_is_told_who_has_the_pool(room: Room) -> None:
         assert "\n" not in refused.evalue
         assert f"(process {room.holder.pid} on " in refused.evalue
         assert refused.evalue.endswith(f"%sky_attach {name} --take-over")
-    assert "there is no pool 'lab'" in room.second.fail("%%sky_broadcast --pool lab\n1").evalue
+    room.second.fail("%%sky_broadcast --pool lab\n1", "no-pool")
     assert room.holder.run("%%sky_broadcast -o still\nrank").error is None
     assert room.holder.value("still") == [0, 1]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.places import ON_HOSTS, pooled
 from tests.lab.pools import KERNEL, borrowed
@@ -40,6 +42,7 @@ def kept(notebook: Notebook) -> list[object]:
 
 
 def test_nodes_are_added_and_released_and_the_others_keep_what_they_have(
+    golden: Golden,
     notebook: Notebook,
 ) -> None:
     notebook.run("%sky_pool --nodes 2 --procs-per-node 2 --env A=1")
@@ -47,8 +50,7 @@ def test_nodes_are_added_and_released_and_the_others_keep_what_they_have(
     notebook.run("%%sky_broadcast\nkept = len(shipped)")
     before = pids(notebook)
     shown = notebook.run("%sky_pool --num-nodes 3")
-    assert "pool 'main' gets 3 nodes instead of 2" in shown.stdout
-    assert "ranks 0–3 keep their variables, ranks 4, 5 have none" in shown.stdout
+    golden(shown.stdout)
     assert "3 nodes × 2 ranks" in shown.rich[0]["text/plain"]
     after = pids(notebook)
     assert after[:4] == before
@@ -103,7 +105,9 @@ model.module.weight.grad.item();"""
     assert notebook.value("sums") == [(3, 6.0)] * 3
 
 
-def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(notebook: Notebook) -> None:
+def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(
+    golden: Golden, notebook: Notebook
+) -> None:
     notebook.run(
         "import skymagic as sky\nfrom skymagic.plugins import Plugin\n"
         "pool = sky.Compute(nodes=2, name='stiff', plugins=[Plugin(name='stiff', rejoin=None)]).start()"
@@ -112,7 +116,7 @@ def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(notebook: Noteb
     before = pids(notebook)
     for nodes in (1, 3):
         shown = notebook.run(f"%sky_pool stiff --nodes {nodes}")
-        assert "all ranks were restarted, without variables: stiff cannot continue" in shown.stdout
+        golden.line(shown.stdout, ": stiff ")
         now = pids(notebook)
         assert set(now).isdisjoint(before)
         assert kept(notebook) == [None] * nodes
@@ -153,6 +157,6 @@ def test_a_pool_of_hosts_is_made_anew_and_it_is_said(tmp_path: Path) -> None:
         assert "h3" in failed.text
         assert pids(notebook) == before, "hosts that are not there change nothing"
         shown = notebook.run(ON_HOSTS.replace("h[1-2]", "h2"))
-        assert "pool 'main' is recreated with 1 node: the ranks' variables are gone" in shown.stdout
+        assert re.search("pool 'main' .*1 node: .*variables", shown.stdout)
         assert len(pids(notebook)) == 2
         assert kept(notebook) == [None] * 2

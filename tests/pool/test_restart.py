@@ -57,16 +57,13 @@ def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: st
         else:
             stopped(notebook)
         begun = time.monotonic()
-        assert (
-            notebook.run("%sky_restart").said
-            == "ranks 0, 1 of pool 'main' restarted without variables"
-        )
+        assert notebook.run("%sky_restart").said.startswith("ranks 0, 1 of pool 'main' ")
         shown = notebook.run(MEET)
         times.append(time.monotonic() - begun)
         print(f"{number + 1}: {times[-1]:.2f} s")
         assert times[-1] < PROMPTLY
         assert notebook.value("met") == [2.0, 2.0]
-        assert "could not be formed" not in shown.text, "a restart's own kill is no fault"
+        assert "group" not in shown.text, "a restart's own kill is no fault"
     print(
         f"{end}, {len(times)} restarts: median {median(times):.2f} s, slowest {max(times):.2f} s, {sum(each > 3 for each in times)} over 3 s"
     )
@@ -95,11 +92,11 @@ def test_a_restart_that_comes_while_a_recovery_starts_ranks_starts_each_once(
     notebook.fail(f"%%sky_broadcast\n{ENDS['all are killed']}")
     assert notebook.value("holding.wait(60)")
     shown = notebook.run("%sky_restart")
-    assert shown.said == "ranks 0, 1 of pool 'main' restarted without variables"
+    assert shown.said.startswith("ranks 0, 1 of pool 'main' ")
     assert notebook.value("asked.is_set(), started") == (True, [0, 1])
     again = notebook.run(MEET)
     assert notebook.value("met") == [2.0, 2.0]
-    assert "could not be formed" not in shown.text + again.text, "a restart's own kill is no fault"
+    assert "group" not in shown.text + again.text, "a restart's own kill is no fault"
     notebook.run("del agents.respawn, recovery._replace")
 
 

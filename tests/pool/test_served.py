@@ -49,7 +49,7 @@ def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:
         os.kill(process, signal.SIGKILL)
         gate.touch()
         served.new_kernel()
-        assert f"pool '{desk.pool}' was left on" in shown(served.run("%load_ext skymagic")).stdout
+        assert f"%sky_attach {desk.pool} " in shown(served.run("%load_ext skymagic")).stdout
         attached = shown(served.run(f"%sky_attach {desk.pool}"))
         both = without_repeats([shown(served.so_far(going)), attached])
         assert [line for line in both if line.startswith("step ")] == [

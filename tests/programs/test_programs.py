@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -57,9 +58,7 @@ def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(
     notebook: Notebook,
 ) -> None:
     failed = notebook.fail(f"%%sky_broadcast\n{program('launched_from_a_cell')}")
-    assert failed.evalue.startswith(
-        "notebook_launcher() would start processes on each of the 2 ranks"
-    )
+    assert re.match(r"notebook_launcher\(\) .* 2 ranks", failed.evalue)
     assert "call train(…) itself" in failed.evalue
     shown = notebook.run("%%sky_broadcast --only all\nnotebook_launcher(train, (0.2,), 1)")
     assert shown.text.count("trained at 0.2") == 2, "one process is the rank itself"
@@ -150,9 +149,10 @@ def test_a_program_that_sets_every_signals_handler_outlives_a_look_at_its_stack(
     restored = f"for number in {places}:\n    signal.signal(number, {handler} or signal.SIG_DFL)"
     notebook.run("%%sky_broadcast\nimport ctypes, signal\nkept = 7")
     within = held_interpreter(notebook, restored)
-    assert "does not answer: native code holds the interpreter" in within
+    assert "native code" in within
+    assert "line 4" not in within
     after = held_interpreter(notebook, "")
-    assert "line 4 (native code holds the interpreter)" in after, "its handler is there again"
+    assert "line 4 (native code" in after, "its handler is there again"
     notebook.run("%%sky_broadcast -o values\nkept")
     assert notebook.value("values") == [7, 7]
 

@@ -76,3 +76,10 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(pool: Notebook) -> None:
     shown = pool.run("%sky_pool planned --ranks 3 --provider local --dry-run")
     assert "3" in shown.said
     assert not pool.value("'planned' in str(__import__('skymagic').pools())")
+
+
+def test_logs_cannot_control_the_terminal(pool: Notebook) -> None:
+    pool.run("%%sky_broadcast\n" + r"print('\x1b]0;title\x07\x1b[2J')")
+    shown = pool.run("%sky_logs -t 1 -n 5").stdout
+    assert r"\x1b]0;title\x07\x1b[2J" in shown
+    assert "\x1b" not in shown

@@ -75,6 +75,20 @@ def test_a_cell_that_waits_runs_after_the_one_before(pool: Notebook) -> None:
     assert pool.value("order_12") == [["first", "second"]] * 2
 
 
+def test_cells_that_wait_run_in_the_order_of_their_start(pool: Notebook) -> None:
+    pool.run("%%sky_broadcast\norder_12 = ['first']")
+    pool.run("%%sky_broadcast -a\ntime.sleep(600)")
+    pool.run("handle_12 = _")
+    pool.run("%%sky_broadcast -a\norder_12.append('second')")
+    pool.run("waited_12 = [_]")
+    pool.run("%%sky_broadcast -a\norder_12.append('third')")
+    pool.run("waited_12.append(_)")
+    pool.run("stopped_12 = handle_12.cancel()")
+    pool.run("for handle in waited_12: handle.result()")
+    pool.run("%sky_pull order_12")
+    assert pool.value("order_12") == [["first", "second", "third"]] * 2
+
+
 def test_an_interrupted_wait_leaves_the_running_cell(pool: Notebook) -> None:
     running = at_work(pool)
     pool.interrupt()

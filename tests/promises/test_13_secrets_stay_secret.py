@@ -70,7 +70,8 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(secretive: Notebook, site: 
 
 def test_a_scripts_text_is_in_no_command_line(site: Site) -> None:
     notebook, word = site.notebook, f"word-{os.urandom(8).hex()}"
-    running = notebook.start(f"%%sky_sh\n: {word}\necho begun\nsleep 600")
+    # the last command would take the place of the shell, and of its arguments
+    running = notebook.start(f"%%sky_sh\n: {word}\necho begun\nsleep 600\necho over")
     notebook.watch(running, lambda shown: "begun" in shown.text)
     assert not [argument for argument in arguments() if word in argument]
     notebook.interrupt()

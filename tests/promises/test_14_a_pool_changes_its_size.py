@@ -25,7 +25,10 @@ def test_restart_makes_new_ranks_without_variables(pool: Notebook) -> None:
 
 def test_one_rank_is_restarted(pool: Notebook) -> None:
     pool.run("%%sky_broadcast\nkept_14 = rank")
+    before = seen(pool, PIDS)
     pool.run("%sky_restart -t 1")
+    after = seen(pool, f"import os\n{PIDS}")
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
     assert seen(pool, "globals().get('kept_14')") == [0, None]
 
 

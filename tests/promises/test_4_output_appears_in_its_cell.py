@@ -41,6 +41,12 @@ def test_both_streams_keep_their_order(pool: Notebook) -> None:
     assert shown.text.splitlines() == [f"{name} {i}" for i in range(20) for name in ("out", "err")]
 
 
+def test_the_last_line_of_a_short_cell_is_shown(pool: Notebook) -> None:
+    """It is written just before the cell ends; twenty cells, because the end could win a race."""
+    cell = "%%sky_broadcast\nprint('first', flush=True)\nprint('last')"
+    assert [pool.run(cell).text for _ in range(20)] == ["first\nlast\n"] * 20
+
+
 def test_lines_of_ranks_are_whole_and_in_order(pool: Notebook) -> None:
     cell = "for i in range(200):\n    for piece in (f'{rank}:', f'{i}:', 'x' * 40, '\\n'):\n        os.write(1, piece.encode())"
     shown = pool.run(f"%%sky_broadcast --only all\n{cell}")

@@ -99,6 +99,10 @@ def test_an_exit_status_is_told(pool: Notebook) -> None:
     assert failure.ename == "RankDied"
     pool.run("import sys\nstatus_5 = sys.last_value.status")
     assert pool.value("status_5") == 17
+    assert "17" in failure.text
+    # the process group met at rank 0, which is another process now
+    cell = "import torch, torch.distributed as dist\none = torch.ones(1)\ndist.all_reduce(one)\none.item()"
+    assert seen(pool, cell) == [2.0, 2.0]
 
 
 def test_init_process_group_of_the_users_own_works_or_is_explained(pool: Notebook) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.lab.notebook import Notebook, Shown, at_work, seen
@@ -48,8 +50,10 @@ def test_a_second_press_kills_what_refuses(pool: Notebook) -> None:
     running = begun(pool, stubborn)
     pool.interrupt()
     pool.watch(running, lambda shown: "refused" in shown.text)
+    pressed = time.monotonic()
     pool.interrupt()
     assert pool.finish(running).failure.ename in ("RunInterrupted", "RankDied")
+    assert time.monotonic() - pressed < 30, "the grace period is a minute"
     pool.run("%config SkyMagic.grace = 2.0")
     assert seen(pool, "1") == [1, 1]
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import copy
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label, owner
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error, zone
+from tests.lab.raising import raises
 
 A, B, WEST = (MachineOffer(region, name, "m5.large", vcpus=2, memory=8.0) for region, name in (
     (REGION, "us-east-1a"), (REGION, "us-east-1b"), ("us-west-2", "us-west-2a"),
@@ -156,11 +158,8 @@ def test_failover_says_why(cloud: EC2, case: Case) -> None:
 
 def test_nowhere(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "no"), times=9)
-    with pytest.raises(
-        CloudError, match=r"no capacity for 2 machines:\n.*us-east-1a.*\n.*us-east-1b"
-    ) as failed:
+    with raises(CloudError, "cloud-capacity", r" 2 machines:\n.*us-east-1a.*\n.*us-east-1b"):
         case.lease.acquire([A, B], 2)
-    assert failed.value.kind == "capacity"
 
 
 def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
@@ -221,13 +220,14 @@ def test_ended_while_pending(cloud: EC2, case: Case) -> None:
     )
     offer, _ = case.lease.acquire([A, B], 2)
     assert offer is B
-    assert [line for line in case.said if "has ended while it was starting" in line]
+    ended = {one.id for one in lab.instances() if one.state == "terminated"}
+    assert [line for line in case.said if any(one in line for one in ended)]
 
 
 def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "RUNNING_SECONDS", 20.0)
     cloud.on("RunInstances", lab.state("pending"))
-    with pytest.raises(CloudError, match="not started the machines within 20 s.*pending"):
+    with raises(CloudError, "cloud-internal", r"\b20 s\b.*pending"):
         case.lease.acquire([A], 1)
 
 
@@ -237,9 +237,8 @@ def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
     with pytest.raises(
         CloudError,
         match=rf"(?s){instances[0].id}.*ec2:TerminateInstances.*skymagic down --all.*20\d\d-",
-    ) as failed:
+    ):
         case.lease.release()
-    assert "end themselves at" in str(failed.value)
     case.lease.release()  # once it is allowed
 
 
@@ -248,7 +247,7 @@ def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, cas
     cloud.on("DescribeInstances", error("UnauthorizedOperation", "no", 403), times=1 << 30)
     with pytest.raises(CloudError, match="ec2:DescribeInstances"):
         case.lease.acquire([A], 2)
-    with pytest.raises(CloudError, match="could not list what is there.*ec2:DescribeInstances"):
+    with pytest.raises(CloudError, match="ec2:DescribeInstances"):
         case.lease.release()
     assert [one.state for one in lab.instances()] == ["terminated"] * 2
     cloud._rules.clear()
@@ -346,7 +345,7 @@ def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, AwsClient
     cloud.on("GetParameter", error("AccessDeniedException", "not authorized", 403))
     with pytest.raises(
         CloudError,
-        match=r"(?s)image for m5.large could not be found.*ssm:GetParameter.*image_id='ami-",
+        match=r"(?s)\bm5.large\b.*ssm:GetParameter.*image_id='ami-",
     ):
         Case(server[1]).lease.acquire([A], 1)
     unknown = Case(server[1], "train-2", replace(SETTINGS, image_id="ami-0123456789abcdef0"))
@@ -411,7 +410,7 @@ def test_a_placement_group_is_given_up_where_it_is_what_fails(
     assert offer is GPUS
     assert len(instances) == 2
     assert "Placement.GroupName" not in launched(cloud)[-1].fields
-    assert [line for line in case.said if "without a placement group" in line]
+    assert [line for line in case.said if "placement group" in line]
 
 
 def test_missing_capacity_is_no_fault_of_a_placement_group(cloud: EC2, case: Case) -> None:
@@ -523,27 +522,26 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(
     assert one["ends"] > one["started"] > 1e9
     assert [*found.result.unreached] == ["eu-west-1"]
     text = found.text(["one-1"])
-    assert "pool 'train' (one-1): us-east-1; of this notebook; ends in " in text
+    assert "pool 'train' (one-1): us-east-1; " in text
     assert "pool 'train' (two-2): us-west-2; started by ann@laptop " in text
     assert text.count("4 × A10G") == 2
-    assert text.count("to end it: ") == 1, "not this notebook's own"
-    assert "to end it: %sky_down two-2 --provider aws" in text
-    listed = pool_listing.listing(replace(request, name="two-2"), settings).plain()["pools"]
-    assert [each["job_id"] for each in listed] == ["two-2"]
+    assert re.findall("%sky_down .*", text) == ["%sky_down two-2 --provider aws"], (
+        "not this notebook's own"
+    )
+    named: Any = pool_listing.listing(replace(request, name="two-2"), settings).plain()
+    assert [pool["job_id"] for pool in named["pools"]] == ["two-2"]
 
-    with pytest.raises(
-        RequestError,
-        match=r"2 pools were found: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)",
-    ):
+    both = r"one-1 \(ann@laptop\), two-2 \(ann@laptop\)"
+    with raises(RequestError, "pool-ambiguous", both):
         stop("train")
-    with pytest.raises(PoolError, match="no pool 'hers-3' was found there; eu-west-1: "):
+    with raises(PoolError, "no-pool", "'hers-3'.*; eu-west-1: "):
         stop("hers-3")
-    with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
+    with raises(RequestError, "pool-of-notebook", "%sky_down train"):
         stop("one-1", ["one-1"])
     assert stop("two-2") == ["pool 'train' (two-2) is down"]
     assert lab.left("us-west-2") == {}
     assert stop() == ["pool 'train' (one-1) is down"], "the only one"
-    with pytest.raises(RequestError, match="no pool was found there$"):
+    with raises(RequestError, "no-pool"):
         stop()
     others.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
@@ -561,9 +559,8 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     ]
     for one in lab.instances():
         lab.set_state(one, "terminated", "Client.InstanceInitiatedShutdown")
-    with pytest.raises(CloudError, match="its machines are terminated") as failed:
+    with raises(CloudError, "cloud-missing", "terminated"):
         AWS().attach(plan, accesses)
-    assert failed.value.kind == "missing"
     assert lab.left() == {}
     assert not case.keys.folder.exists()
 
@@ -581,7 +578,7 @@ def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(
     accesses = [
         RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances
     ]
-    with pytest.raises(CloudError, match="its machines are stopped; %sky_down train ends them"):
+    with raises(CloudError, "cloud-stopped", "%sky_down train"):
         AWS().attach(plan, accesses)
     assert {one.state for one in lab.instances()} == {"stopped"}
 

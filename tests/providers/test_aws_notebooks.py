@@ -25,7 +25,7 @@ def busy():
 for _ in range(600):
     if busy() == [True, True]: break
     time.sleep(0.05)
-print('in use between cells', busy())"""
+print('at work:', busy())"""
 """A plain cell: what the watchdogs of both machines read of their agents."""
 
 
@@ -58,7 +58,7 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(
     cells = ("%load_ext skymagic", desk.made, broadcast, BUSY.replace("JOB", record.stem), "ranks")
     code, out, err = desk.ran("run", written(desk.folder, *cells), "--pool", desk.pool)
     assert code == 0, err
-    assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}
+    assert {"at work: [True, True]", "[0, 1]"} <= {*out.splitlines()}
     fetched = desk.folder / "fetched.ipynb"
     code, _, err = desk.ran("get", desk.pool, "train.executed.ipynb", fetched)
     assert code == 0, err

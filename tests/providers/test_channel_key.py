@@ -12,6 +12,8 @@ from skymagic.providers import channel_key
 from skymagic.providers.channel_key import MARK_SEEN, ChannelKey
 from skymagic.ssh.sealed import UntrustedHost
 from skymagic.wire import sealed
+from tests.lab.golden import Golden
+from tests.lab.raising import raises
 
 SEEN = "fingerprint of the session"
 JOB = "lab-0123abcd"
@@ -74,7 +76,7 @@ def test_a_node_that_knows_the_key(key: ChannelKey, knows: str) -> None:
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é"])
 @pytest.mark.parametrize("knows", [sealed.SHARED, sealed.STORED, "something new"])
 def test_a_wrong_proof_is_refused(key: ChannelKey, knows: str, proof: str) -> None:
-    with pytest.raises(UntrustedHost, match=f"end the pool with %sky_down {JOB}"):
+    with raises(UntrustedHost, "channel-untrusted", f"%sky_down {JOB}"):
         key.check("n1", {"knows": knows, "proof": proof}, SEEN)
 
 
@@ -87,12 +89,12 @@ def test_the_proof_of_another_session_or_of_the_notebook_is_refused(key: Channel
             key.check("n1", {"knows": sealed.SHARED, "proof": shown}, SEEN)
 
 
-def test_a_node_without_the_folder_is_trusted_once(key: ChannelKey) -> None:
+def test_a_node_without_the_folder_is_trusted_once(golden: Golden, key: ChannelKey) -> None:
     assert key.check("n1", NOTHING, SEEN)["key"] == key.secret
     key.accepted("n1")
     key.accepted("n1")
     assert key.unverified == {"n1"}
-    with pytest.raises(UntrustedHost, match="does not know the pool's channel key"):
+    with golden.raises(UntrustedHost):
         key.check("n1", NOTHING, SEEN)
     assert key.check("n2", NOTHING, SEEN)["key"] == key.secret
 
@@ -130,9 +132,9 @@ def test_nodes_of_a_new_job_are_new(key: ChannelKey) -> None:
     assert key.check("n1", NOTHING, SEEN)["key"] == key.secret
 
 
-def test_a_file_that_cannot_be_used_is_named(key: ChannelKey) -> None:
+def test_a_file_that_cannot_be_used_is_named(golden: Golden, key: ChannelKey) -> None:
     claim = {"knows": sealed.NONE, "problem": "/home/me/key: /home/me/key is open to other users"}
-    with pytest.raises(UntrustedHost, match=r"is open to other users\n.*chmod 600"):
+    with golden.raises(UntrustedHost):
         key.check("n1", claim, SEEN)
 
 

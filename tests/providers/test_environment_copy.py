@@ -7,6 +7,7 @@ import contextlib
 import ensurepip
 import gzip
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -257,7 +258,7 @@ def test_one_host_fetches_and_the_others_get_it_from_there(
     assert sorted(lab.asked) == lab.wheels()
     assert all(lab.has(n, name) for n in range(3) for name in ("tiny_large", "tiny_more", "pip"))
     assert lab.leftovers() == []
-    assert "h1 passes its environment on to h2, h3" in told
+    assert any(line.startswith("h1 ") and line.endswith(" h2, h3") for line in told)
     for each, host in zip(made, lab.hosts, strict=True):
         say = "import sys, tiny_large; from pip import main; print(sys.prefix, tiny_large.__version__)"
         python = f"{host.home}/.skymagic/env/{each.facts.env}/bin/python"
@@ -283,7 +284,7 @@ def test_a_host_that_cannot_take_part(lab: Lab) -> None:
     unlike = replace(lab.facts[1], pythons=(Python(MINOR, str(broken)),))
     with pytest.raises(HostError, match="h2: .*making an environment"):
         lab.set_up(told, lab.facts[0], unlike, lab.facts[2])
-    assert "h2: the environment could not be copied from h1; downloading the packages there" in told
+    assert any(re.match(r"h2: .*\bh1;", line) for line in told)
     assert lab.has(0, "tiny_large")
     assert lab.has(2, "tiny_large")
     assert lab.leftovers() == []
@@ -351,4 +352,4 @@ def test_hosts_that_share_a_home(lab: Lab) -> None:
     set_up(machines, lab.wanted, told.append)
     assert lab.has(0, "tiny_large")
     assert lab.leftovers() == []
-    assert not [line for line in told if "could not be copied from" in line]
+    assert not [line for line in told if "could not" in line]

@@ -45,12 +45,9 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         mine = {"HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
         with opened(tmp_path / "notebook", POOL, env=mine) as notebook:
             own = notebook.run("%sky_status --hosts h1,h2").stdout
-            assert "of this notebook" in own
-            assert "to end it" not in own
-            assert (
-                "of this notebook; %sky_down lab ends it"
-                in notebook.fail("%sky_down --hosts h1,h2").text
-            )
+            assert "this notebook" in own
+            assert "%sky_down" not in own
+            assert "%sky_down lab ends it" in notebook.fail("%sky_down --hosts h1,h2").text
             notebook.watch(notebook.start(FOREVER), lambda cell: "begun" in cell.text)
             killed(notebook)
 
@@ -77,20 +74,17 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         # the next notebook here is told of it; one elsewhere sees it all the same, and ends it
         with opened(tmp_path / "again", env=mine) as notebook:
             told = notebook.run("%reload_ext skymagic").text
-            assert (
-                "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_attach lab continues with it"
-                in told
-            )
+            assert re.search("pool 'lab' .* h1, h2 .*: %sky_attach lab ", told)
         text = command(other, "status", "--hosts", "h1,h2,h9").stdout
-        assert "a cell runs for" in text
+        assert re.search(r"\bcell runs\b", text)
         assert "h9: " in text
-        assert f"to end it: %sky_down {pool['name']}" in text
+        assert f"%sky_down {pool['name']} " in text
         refused = command(other, "down", "--hosts", "h1,h2", "train")
         assert (refused.returncode, "available: lab" in refused.stderr) == (2, True)
         ended = command(other, "down", "--hosts", "h1,h2", "lab")
         assert ended.returncode == 0, ended.stderr
         assert f"pool 'lab' ({pool['job_id']}) is down on h1, h2" in ended.stdout
-        assert "you have no pool there" in command(other, "status", "--hosts", "h1,h2").stdout
+        assert "lab" not in command(other, "status", "--hosts", "h1,h2").stdout
         assert still_there(ranks, 30.0) == []
 
         disk = command(other, "status", "--hosts", "h1", "--disk").stdout
@@ -105,7 +99,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
                 notebook.run("%sky_down --clean --hosts h1 --all").stdout,
             )
             assert "h1: nothing in /" in notebook.run("%sky_status --hosts h1 --disk").stdout
-            assert "you have no pool there" in notebook.run("%sky_status --hosts h[1-2]").stdout
+            assert "lab" not in notebook.run("%sky_status --hosts h[1-2]").stdout
             assert "was left" not in notebook.run("%reload_ext skymagic").text
 
         hosts[0].stop()

@@ -125,10 +125,7 @@ def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
         token = cluster.token
         cluster.expire()
         assert seen(notebook, "7") == [7, 7]
-        assert (
-            "your login has expired or is not valid: log in again"
-            in notebook.fail("%sky_down").text
-        )
+        assert "login" in notebook.fail("%sky_down", "not-released").text
         cluster.token = token
         job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
         listed = other.run("%sky_status --provider kubernetes").text
@@ -190,15 +187,13 @@ def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(
         failure = notebook.finish(running).failure.text
         cluster.wait(lambda: len(cluster.pods()) == 1)
         assert sorted(path.name for path in Path(shared).iterdir()) == ["0 False", "1 True"]
-    assert re.search(
-        r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure
-    ), failure
+    assert re.search(r"\(EvictionBy|\(Evicted", failure), failure
     notebook.run("%%sky_broadcast -t 0 -o left\nkept")
     assert notebook.value("left") == [7]
     running = at_work(notebook, 1, "-t 0")
     cluster.run_out_of_memory(cluster.pod(0).name)
     failure = notebook.finish(running).failure.text
-    assert "it has used more memory than its limit (OOMKilled: exit status 137)" in failure
+    assert "(OOMKilled: exit status 137)" in failure
     notebook.run("%sky_down")
 
 
@@ -228,7 +223,7 @@ def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None
     done = subprocess.run(
         command, env={**os.environ, **cluster.env}, capture_output=True, text=True
     )
-    assert "all of it went well" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     cluster.wait(lambda: not cluster.left())
 
 
@@ -261,9 +256,8 @@ def test_a_refusal_on_the_way_is_the_servers_own(cluster: Kube, api: KubernetesC
 
 def test_an_old_server_is_refused(cluster: Kube, api: KubernetesCluster) -> None:
     cluster.version = ("1", "29+")
-    assert api.mistakes(attaching=False) == [
-        "Kubernetes (context lab) runs version v1.29+.1: skymagic needs 1.30 or newer, whose exec has half-close"
-    ]
+    (mistake,) = api.mistakes(attaching=False)
+    assert re.search(r"\(context lab\) .*v1\.29\+\.1: .*\b1\.30\b", mistake)
 
 
 def test_nobody_at_the_address_is_said(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,9 +400,7 @@ def test_a_holder_without_a_daemon_is_ended_by_its_deadline(
     """A notebook that was killed right after it has made its job."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 2, 1, NOTHING, "python", {}))
     cluster.wait(lambda: not cluster.pods())
-    assert kubernetes_api.fate_words("p", {}, api.job("lab-1a2b3c4d"), []).startswith(
-        "the pool has reached its --max-lifetime"
-    )
+    assert "--max-lifetime" in kubernetes_api.fate_words("p", {}, api.job("lab-1a2b3c4d"), [])
     api.delete("lab-1a2b3c4d")
 
 
@@ -430,4 +422,5 @@ exec {sys.executable} -c 'from skymagic.providers.kubernetes_api import Kubernet
             "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port,
         },
     )  # fmt: skip
-    assert done.stdout == "Kubernetes (this pod's service account) lab []\n", done.stderr
+    assert done.stdout.startswith("Kubernetes (this pod's "), done.stderr
+    assert done.stdout.endswith(" lab []\n"), "its namespace, and no job"

@@ -28,8 +28,7 @@ def test_a_code_is_asked_for_once(tmp_path: Path) -> None:
     ):
         share_code(hosts[0].home)
         # nobody can be asked: nbconvert, papermill
-        failure = notebook.fail(POOL)
-        assert "OpenSSH cannot log in: " in failure.text
+        notebook.fail(POOL, "openssh-login")
 
         # once, for all connections of the pool, and for whoever attaches to it
         questions, shown = notebook.answering(POOL, "271828")
@@ -38,7 +37,7 @@ def test_a_code_is_asked_for_once(tmp_path: Path) -> None:
         notebook.run("%%sky_broadcast\nimport os\nmine = 5")
         notebook.restart()
         notebook.run("%load_ext skymagic")
-        assert "attached to pool 'lab'" in notebook.run("%sky_attach lab").text
+        notebook.run("%sky_attach lab")
 
         # the connection is lost under a cell, which goes on; the user opens another one in a terminal
         sign = tmp_path / "sign"

@@ -157,10 +157,7 @@ def test_a_version_that_is_imported_already_needs_a_restart(
     notebook.run("import tinydata\nframe = tinydata.Frame(4)")
     notebook.run("%%sky_broadcast\nframe")
     shown = notebook.run("%sky_pip install tiny_data==1.3")
-    assert (
-        "tiny-data 1.2 is imported on the ranks already: 1.3 takes effect after %sky_restart"
-        in shown.text
-    )
+    assert re.search(r"\btiny-data 1\.2 .*: 1\.3 .*%sky_restart", shown.text)
     notebook.run("%sky_restart")
     shown = notebook.run("%%sky_broadcast -o seen\nimport tinydata\ntinydata.newer")
     assert notebook.value("seen") == [True, True]
@@ -172,9 +169,7 @@ def test_what_cannot_be_had_is_said(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     shelf.add("tiny-private", "1.0", {"tinyprivate.py": ""})
     for wheel in shelf.links.glob("tiny_private*"):
         wheel.unlink()
-    failed = notebook.fail("%%sky_broadcast\nimport tinyprivate")
-    assert failed.ename == "PackagesError"
-    assert "nothing was sent" in failed.text
+    failed = notebook.fail("%%sky_broadcast\nimport tinyprivate", "packages-missing")
     assert all(
         word in failed.text for word in ("tiny_private", "gpu1", "gpu2", "No solution found")
     )
@@ -207,16 +202,13 @@ def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, She
     shown = notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinyown\ntinyown.mine")
     assert notebook.value("seen") == [True, True]
     assert "installing tiny-own 1.0 on gpu1, gpu2" in said(shown)
-    failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinylost")
-    assert (
-        "tiny_lost 1.0 is installed here from /src, which no longer contains a project"
-        in failed.text
-    )
+    failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinylost", "no-wheel")
+    assert re.search(r"\btiny_lost 1\.0 .* /src, ", failed.text)
     assert not any(there(host, "tiny_lost") for host in hosts)
     notebook.run(f"%sky_pip install {shelf.links}/tiny_lost-1.0-py3-none-any.whl --pool lab")
     notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinylost\ntinylost.mine")
     assert notebook.value("seen") == [True, True]
-    assert "is not a file here" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
+    assert "./none.whl" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
 
 
 def test_a_pool_of_this_machine_has_the_notebooks_packages(
@@ -245,12 +237,10 @@ def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(
     held = f"print('there')\nctypes.PyDLL(None).open({os.fsencode(gate)!r}, 0)\nprint('done')"
     cell = notebook.run(f"%%sky_broadcast -a -t 1 --only all\nimport ctypes\n{held}")
     notebook.watch(cell, lambda shown: "there" in shown.stdout)
-    failed = notebook.fail("%%sky_broadcast -t 0\nimport tinydata")
+    failed = notebook.fail("%%sky_broadcast -t 0\nimport tinydata", "packages-unknown")
+    assert notebook.fields()["names"] == ("gpu2",)
     gate.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)
-    assert failed.ename == "PackagesError"
-    assert failed.evalue.startswith(
-        "gpu2 has not reported within 2 s what is installed there; nothing was sent."
-    )
+    assert re.match(r"gpu2 .*\b2 s\b", failed.evalue)
     notebook.run("p.ANSWER_TIMEOUT = before")
     notebook.run("%%sky_broadcast -t 0\nimport tinydata")

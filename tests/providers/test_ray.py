@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -96,7 +97,7 @@ def test_no_cluster_here(golden: Golden) -> None:
     golden(ray.refusal("auto", "Could not find any running Ray instance. Please …"))
 
 
-def test_what_is_not_ray_is_refused_at_once() -> None:
+def test_what_is_not_ray_is_refused_at_once(golden: Golden) -> None:
     """Such as the dashboard, which speaks HTTP/1.1, and whose port 8265 is the one that people know."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -107,10 +108,7 @@ def test_what_is_not_ray_is_refused_at_once() -> None:
 
         (answered,) = start_all([dashboard])
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(
-            ProvisionError,
-            match=f"no Ray cluster answers at {address}: what listens there is not Ray",
-        ):
+        with golden.raises(ProvisionError, hide=[re.escape(address)]):
             next(ray.RayLink(address).ask({"do": "nodes"}))
         answered.result()
 

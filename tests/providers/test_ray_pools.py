@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -59,8 +60,8 @@ def pool(ray: Cluster, options: str = "--nodes 2", name: str = "lab") -> str:
 
 
 def test_no_cluster_at_the_address(notebook: Notebook) -> None:
-    failure = notebook.fail("%sky_pool lab --provider ray --address 127.0.0.1:1")
-    assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in failure.text
+    failure = notebook.fail("%sky_pool lab --provider ray --address 127.0.0.1:1", "ray-unreached")
+    assert "127.0.0.1:1: Connection refused" in failure.text
 
 
 def test_versions_that_differ_are_refused_before_anything_starts(
@@ -71,17 +72,15 @@ def test_versions_that_differ_are_refused_before_anything_starts(
         failure = notebook.fail(pool(ray))
     finally:
         ray("version", own)
-    assert (
-        f"has Ray 2.9.0 and Python {sys.version.split()[0]}, this notebook Ray {own}"
-        in failure.text
-    )
+    assert f"Ray 2.9.0 and Python {sys.version.split()[0]}, " in failure.text
+    assert f"Ray {own}" in failure.text
     assert "pip install ray==2.9.0" in failure.text
 
 
 def test_a_placement_that_never_fits_says_why_and_stops(ray: Cluster, notebook: Notebook) -> None:
     waiting = notebook.start(pool(ray, "--nodes 3"))
     notebook.watch(waiting, lambda cell: "Ray has no place yet" in cell.text)
-    assert "3 × (CPU 1), and 2 of the cluster's 3 nodes are such" in waiting.text
+    assert re.search(r"3 × \(CPU 1\), .*\b2 .*\b3 nodes\b", waiting.text)
     assert "(Ray: PENDING" in waiting.text
     notebook.interrupt()
     notebook.finish(waiting)
@@ -101,9 +100,20 @@ def test_a_pool_with_ray_data_and_ray_train_is_left_and_ended_from_another_kerne
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["3", "3"]
     notebook.restart()
     notebook.run("%load_ext skymagic")
-    assert f"the Ray cluster at {ray.address}" in notebook.run("%sky_status --provider ray").text
+    assert ray.address in notebook.run("%sky_status --provider ray").text
     notebook.run("%sky_down lab")
     assert ray.left() == []
+
+
+def test_process_connected_to_ray_writes_a_debug_log(ray: Cluster, notebook: Notebook) -> None:
+    notebook.restart()  # the process that earlier tests have started writes none
+    notebook.run('%load_ext skymagic\n%config SkyMagic.log_level = "DEBUG"')
+    notebook.run(pool(ray, "--nodes 1"))
+    log = notebook.run('%sky_logs --debug --grep "ray_driver" -n 100').text
+    lines = [line for line in log.splitlines() if line.startswith("[ray] ")]
+    assert any("INFO providers.ray_driver: connected to Ray: address=" in line for line in lines)
+    assert any("INFO providers.ray_driver: holders run: job=lab-" in line for line in lines)
+    notebook.run('%config SkyMagic.log_level = ""')
 
 
 def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: Notebook) -> None:
@@ -133,14 +143,14 @@ def test_another_notebook_with_a_pool_of_the_same_name_whose_kernel_is_killed_wh
 def test_through_ray_client(ray: Cluster, notebook: Notebook) -> None:
     notebook.run(pool(ray, "--nodes 1").replace(ray.address, ray("client")))
     assert seen(notebook, "7") == [7]
-    assert "the Ray cluster at ray://" in notebook.run("%sky_status --provider ray").text
+    assert " ray://" in notebook.run("%sky_status --provider ray").text
 
 
 def test_auto_is_the_cluster_of_the_environment(ray: Cluster, notebook: Notebook) -> None:
     notebook.run(f"import os; os.environ['RAY_ADDRESS'] = {ray.address!r}")
     for address in ("--address auto", ""):
         plan = notebook.run(f"%sky_pool lab --provider ray {address} --dry-run").text
-        assert f"1 node of the Ray cluster at {ray.address}" in plan
+        assert re.search(rf"\b1 node .* {re.escape(ray.address)}", plan)
     notebook.run("del os.environ['RAY_ADDRESS']")
 
 
@@ -180,9 +190,8 @@ def test_a_head_that_is_gone_when_the_process_that_asks_is_ended(
         (answered,) = start_all([answer_once])
         with contextlib.closing(link):
             key = ChannelKey("lab-1a2b3c4d", provider.HERE.run)
-            assert provider.RayNode("node", "lab-1a2b3c4d", link, 0, "node", key).fate() == (
-                f"the head of the Ray cluster at {link.address} is gone, and Ray ends nodes that do not reach it for 60 s"
-            )
+            fate = provider.RayNode("node", "lab-1a2b3c4d", link, 0, "node", key).fate()
+            assert re.search(rf"\bhead .*{re.escape(link.address)} .*\b60 s", fate)
         answered.result()
 
 

@@ -302,7 +302,7 @@ def test_however_many_ask_slurm_is_asked_six_times_a_minute() -> None:
     for _ in range(600):
         there.now += 0.5
         for number in ("7", "8"):
-            assert queue.look(number) is not None
+            assert queue.last_seen(number) is not None
         assert there.asked <= 6 * (1 + there.now // 60)
     assert there.asked >= 25, "and it is asked again"
 
@@ -311,15 +311,15 @@ def test_no_answer_is_no_end(golden: Golden) -> None:
     there = Controller()
     queue = JobQueue(there, lambda: there.now)
     there.jobs = "7|RUNNING|None|N/A|N/A|n1|a|\n"
-    assert queue.look("7") == SlurmJob("RUNNING", "None", nodes="n1")
+    assert queue.last_seen("7") == SlurmJob("RUNNING", "None", nodes="n1")
     for there.status, there.jobs in ((1, ""), (0, "")):
         there.now += 30.0
-        last = queue.look("7")
+        last = queue.last_seen("7")
         assert last is None or not last.over
         assert queue.end("7") is None
     there.status, there.known = 1, "JobId=7 JobName=x JobState=RUNNING NodeList=n1 Comment=skymagic"
     there.now += 30.0
-    job = queue.look("7")
+    job = queue.last_seen("7")
     assert job is not None, "where squeue hangs or fails, scontrol is asked"
     assert job.nodes == "n1"
     there.known = "JobId=7 JobName=x JobState=TIMEOUT Reason=None NodeList=n1 ReqNodeList=(null)"

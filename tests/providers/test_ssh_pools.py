@@ -75,7 +75,7 @@ def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebo
     )
     shown = notebook.run(
         "%%sky_broadcast -o found\n"
-        "print('for the log of', rank)\n"
+        "print('logged by', rank)\n"
         "lent = np.full(300_000, float(rank)); view = lent[:5]; small = [rank]\n"
         "node = os.environ['HOME'], os.environ['NODE_RANK'], os.environ['LOCAL_RANK']\n"
         "rank, *node, float(scale.sum()), type(mapped).__name__, mapped.tolist()"
@@ -94,9 +94,7 @@ def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebo
     ]
     said = r"mapped: its contents are sent as an array, because it maps .*/mapped\.dat, which is on this machine"
     assert re.search(said, shown.text)
-    assert "for the log of 3" in notebook.run("%sky_logs --rank 3").lines, (
-        "a log is read from its host"
-    )
+    assert "logged by 3" in notebook.run("%sky_logs --rank 3").lines, "a log is read from its host"
 
     notebook.run("%sky_clone 0,2 --from 3 lent view small")
     notebook.run("%%sky_broadcast -o found\nlent[0] = 9.0\n(view[:2].tolist(), len(lent), small)")
@@ -111,8 +109,9 @@ def test_a_script_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) ->
     first, folder = shown.lines
     assert first.endswith("h2/home 3 1")
     assert folder == first.split()[0], "where the rank is"
-    failed = notebook.fail("%%sky_sh -t 3\nexit 5")
-    assert "on h2 ended with exit code 5" in failed.text
+    failed = notebook.fail("%%sky_sh -t 3\nexit 5", "script")
+    assert notebook.fields()["host"] == "h2"
+    assert "exit code 5" in failed.text
     running = notebook.start("%%sky_sh -t 2\necho $$\nexec sleep 600")
     notebook.watch(running, lambda cell: "\n" in cell.stdout)
     pid = int(running.stdout)
@@ -196,10 +195,8 @@ def test_a_port_of_a_host_is_a_link_here(two: tuple[Hosts, Notebook]) -> None:
         )
     finally:
         notebook.run("%%sky_broadcast -t 0,2\nserver.shutdown(); server.server_close()")
-    assert (
-        "nothing listens there yet" in notebook.run(f"%sky_forward {there}").rich[0]["text/plain"]
-    )
-    assert "there is no node 2" in notebook.fail("%sky_forward 6006 --node 2").text
+    assert "listens" in notebook.run(f"%sky_forward {there}").rich[0]["text/plain"]
+    assert "no node 2" in notebook.fail("%sky_forward 6006 --node 2").text
 
 
 def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook]) -> None:
@@ -234,7 +231,9 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(
     )  # the first batch is written there, and seconds of the large file are still to come
     hosts[1].kill_sessions()
     error = notebook.finish(copying).failure
-    assert "not all was copied: node 1 (h2): the connection was lost" in error.text
+    assert error.ename == "FilesError"
+    assert "node 1 (h2): " in error.text
+    assert "node 0" not in error.text
     assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 28
     assert not file_processes(hosts)
     assert [path.name for path in there.iterdir() if not path.name.startswith(".skymagic-")] == [
@@ -293,17 +292,16 @@ def test_a_plan_says_what_is_there_and_mistakes_are_told_before_anything_starts(
     ).text
     assert "ssh: h1, h1, h2" in shown
     assert "6 (3 × 2" in shown
-    assert "nothing to do on h1, h1, h2" in shown
-    assert "some time after the notebook" in shown
+    assert re.search("^.*nothing .* h1, h1, h2$", shown, re.MULTILINE)
     assert "needs --hosts" in notebook.fail(new).text
-    assert "as many hosts" in notebook.fail(f"{new} --hosts h1 --nodes 3").text
+    assert "--nodes" in notebook.fail(f"{new} --hosts h1 --nodes 3").text
     assert (
         "nowhere.invalid" in notebook.fail(f"{new} --hosts h1,nowhere.invalid,h2 --gpu A100").text
     )
     lacking = notebook.fail(f"{new} --hosts h[1-2] --gpu A100 --python {sys.executable}").text
     assert "h1 has no A100" in lacking
     assert "h2 has no A100" in lacking
-    assert "there is no pool 'new'" in notebook.fail("%sky_down new").text
+    notebook.fail("%sky_down new", "no-pool")
 
 
 # ------------------------------------------------------------------------------------------ links fail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.lab.distributions import Shelf
 from tests.lab.golden import Golden
 from tests.lab.hosts import loopback
 from tests.lab.notebook import opened, seen
+from tests.lab.raising import raises
 from tests.lab.shells import SMALL, pip_settings
 
 CUT_OFF = {
@@ -70,17 +72,11 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
         with opened(tmp_path / "notebook", "import tinyown", env=env) as notebook:
             start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
             plan = notebook.run(f"{start} --dry-run").text
-            assert (
-                "packages that the notebook fetches and sends, for no index can be reached from there"
-                in plan
-            )
+            assert re.search(r"\bnotebook fetches\b.*\bindex\b", " ".join(plan.split()))
             notebook.run(COUNT_UPLOADS)
             shown = notebook.run(start).said
-            assert (
-                "gpu1, gpu2: no package index can be reached from there; the packages are fetched here"
-                in shown
-            )
-            assert "gpu1 passes its environment on to gpu2" in shown
+            assert re.search("gpu1, gpu2: .*index", shown)
+            assert re.search("gpu1 .*environment .*gpu2", shown)
             assert "from here" not in shown
             once, never = notebook.value("[sent['gpu1'], sent['gpu2']]")
             assert once > 5_000_000
@@ -109,9 +105,7 @@ def test_what_cannot_be_had_here_either_is_said(
         endpoint = SshConfig(hosts.config).endpoint(HostSpec("h1", "h1"))
         connection = connect(endpoint)
         machine = Machine(endpoint, connection, probe(connection, wanted))
-        with pytest.raises(
-            HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"
-        ):
+        with raises(HostError, "setup-packages", "no-such-thing-anywhere"):
             set_up([machine], wanted, print)
         connection.close()
 

@@ -171,7 +171,7 @@ def test_percent_rate_and_time_left(first: int) -> None:
     progress = progress_of(run)
     assert (progress.done, progress.share) == (10, 0.5)
     assert progress.rate == pytest.approx(10)
-    assert progress.left == pytest.approx(1)
+    assert progress.remaining_seconds == pytest.approx(1)
 
 
 def test_the_slowest_rank_counts() -> None:
@@ -198,7 +198,7 @@ def test_of_loops_in_each_other_the_outer_one_counts() -> None:
 
 def test_a_total_that_nobody_knows() -> None:
     progress = progress_of(of((0, loop("loss", range(5)))))
-    assert (progress.share, progress.left, progress.done) == (None, None, 5)
+    assert (progress.share, progress.remaining_seconds, progress.done) == (None, None, 5)
     assert Metrics().progress() is None
 
 

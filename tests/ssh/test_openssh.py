@@ -366,10 +366,9 @@ def test_a_master_that_died_asks_nobody_in_the_background(
         asked_for(ask=lambda prompt: "271828")
         hosts[0].kill_sessions()
         for _ in range(3):
-            with pytest.raises(
-                HostError, match=r"(?s)nobody could be asked.*log in once in a terminal"
-            ):
+            with raises(HostError, "openssh-login") as failed:
                 asked_for()
+            assert "terminal" in failed.value.hint
         # the host has seen one more login, and not three
         assert len([line for line in hosts[0].log if "Partial publickey" in line]) == 2
 
@@ -386,7 +385,6 @@ def test_a_key_that_waits_for_a_touch(hosts: Hosts) -> None:
         'SSH_ASKPASS_PROMPT=none "$SSH_ASKPASS" "Confirm user presence for key x"; echo touched'
     )
     said = openssh._run_client("h1", ["/bin/sh", "-c", script], Cancellation(), ask, "")
-    assert (said, told) == (
-        "touched\n",
-        ["Confirm user presence for key x (then press Enter here) "],
-    )
+    assert said == "touched\n"
+    (prompt,) = told
+    assert prompt.startswith("Confirm user presence for key x (")

@@ -18,6 +18,7 @@ from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.host import HostConnection
 from tests.lab.hosts import Hosts, lent, loopback, masters, still_there
 from tests.lab.notebook import gate
+from tests.lab.raising import raises
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -105,7 +106,7 @@ def test_a_script_with_all_of_the_shells_letters(connection: HostConnection) -> 
 
 
 def test_a_script_that_is_no_shell_text(connection: HostConnection) -> None:
-    with pytest.raises(HostError, match=r"h1: the login shell ended.*\n.*yntax error"):
+    with raises(HostError, "shell-ended", r"h1: .*\n.*yntax error"):
         connection.run("if")
 
 
@@ -126,7 +127,7 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection
 def test_a_timeout_ends_the_script_with_all_that_it_started(
     hosts: Hosts, connection: HostConnection
 ) -> None:
-    with pytest.raises(HostError, match="h1: a script took longer than 1 s"):
+    with raises(HostError, "host-timeout", r"h1: .*\b1 s\b"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
     assert still_there(hosts[0].processes()) == []
     assert connection.run("echo on").out == "on\n"
@@ -139,7 +140,7 @@ def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None
     """Its end is met between two writes or within one: the same error either way."""
     for _ in range(100):
         process = connection.open("exit 3")
-        with pytest.raises(BrokenPipeError, match="h1: the input of the process is closed"):
+        with pytest.raises(BrokenPipeError, match="h1: "):
             list(map(process.write, itertools.repeat(bytes(1 << 16))))
         assert process.finish(20.0) == 3
         process.close()
@@ -167,7 +168,7 @@ def test_a_file(hosts: Hosts, connection: HostConnection) -> None:
 def test_a_file_that_cannot_be_written(hosts: Hosts, connection: HostConnection) -> None:
     (hosts[0].home / "taken").write_text("")
     for _ in range(60):  # the far end may close while it is written to, and before
-        with pytest.raises(HostError, match="h1: taken/x could not be written: mkdir: "):
+        with raises(HostError, "host-write", "h1: taken/x .*: mkdir: "):
             connection.upload("taken/x", pieces(b"x" * 10_000_000), 10_000_000)
 
 
@@ -181,7 +182,7 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> No
 
 
 def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: HostConnection) -> None:
-    with pytest.raises(HostError, match="h1: the connection was lost while a script ran"):
+    with raises(HostError, "host-lost", "h1: "):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
     hosts[0].power_cut()
 
@@ -242,9 +243,7 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
     thread.join(timeout=20)
     assert not thread.is_alive()
     assert still_there(running) == []
-    assert [failure.reason for failure in failures] == [
-        "the connection was closed while a script ran"
-    ]
+    assert [failure.code for failure in failures] == ["host-closed"]
     assert not ours()
 
 

@@ -77,9 +77,8 @@ def test_a_login_shell_prints_escapes(tmp_path: Path) -> None:
         (tmp_path / "notebook").mkdir()
         with opened(tmp_path / "notebook", env={"HOME": str(home)}) as notebook:
             told = notebook.fail(
-                f"%sky_pool lab --provider ssh --hosts h1 --python {sys.executable}"
+                f"%sky_pool lab --provider ssh --hosts h1 --python {sys.executable}", "shell-ended"
             )
-            assert "the login shell ended before it ran anything" in told.text
             assert "\\x1b]0;owned\\x07" in told.evalue
             assert harmless(told.evalue)
             done = command(home, "status", "--hosts", "h1")

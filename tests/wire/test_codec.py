@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from skymagic.wire import agent, files, store
 from skymagic.wire.codec import Codec, WithPayload
 from skymagic.wire.typed import reader
+from tests.lab.golden import Golden
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> N
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match="not a message of this skymagic"):
+    with pytest.raises(ValueError, match=r"\bmessage\b"):
         CODEC.decode(line)
 
 
@@ -71,24 +72,22 @@ def test_a_line_has_an_end() -> None:
         [list(decoder.feed(b"x" * 1000)) for _ in range(21)]
 
 
-def test_noise_is_skipped_before_the_first_message_only() -> None:
+def test_noise_is_skipped_before_the_first_message_only(golden: Golden) -> None:
     whole = b"Welcome\n\n[1] 4711\n" + CODEC.encode(Plain())
     assert list(CODEC.decoder(noise=True).feed(whole)) == [Plain()]
     assert CODEC.first(whole + b"rest\n", noise=True) == (Plain(), b"rest\n")
     assert CODEC.first(whole[:-1], noise=True) is None
-    with pytest.raises(ValueError, match="not a message"):
+    with golden.raises(ValueError):
         list(CODEC.decoder(noise=True).feed(whole + b"late\n"))
-    with pytest.raises(ValueError, match="no answer, but 'Welcome"):
+    with pytest.raises(ValueError, match="'Welcome"):
         CODEC.first(b"Welcome\n" * 4000, noise=True)
-    with pytest.raises(
-        ValueError, match="not a message"
-    ):  # of another version: told, and not waited for
+    with golden.raises(ValueError):  # of another version: told, and not waited for
         CODEC.first(b'noise\n["Plain",{"new":1}]\n', noise=True)
 
 
-def test_names_of_a_store_lead_nowhere_else() -> None:
+def test_names_of_a_store_lead_nowhere_else(golden: Golden) -> None:
     line = json.dumps(["Delete", {"names": ["../precious"]}]).encode()
-    with pytest.raises(ValueError, match="not a name of a store"):
+    with golden.raises(ValueError):
         store.decode(line)
 
 

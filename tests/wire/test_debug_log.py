@@ -136,3 +136,20 @@ def test_text_of_an_error_cannot_forge_an_entry(path: Path) -> None:
 def test_level_of_the_environment(value: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(debug_log.ENVIRONMENT, value)
     assert debug_log.level_of_environment() == level
+
+
+def test_child_of_the_notebook_writes_beside_it(path: Path) -> None:
+    notebook_path = path.with_name("notebook-host-12.log")
+    debug_log.setup(notebook_path, {})
+    arguments = debug_log.arguments_beside("ray")
+    code = (
+        "import sys, logging\n"
+        "from skymagic.wire import debug_log\n"
+        "debug_log.start(sys.argv[1:])\n"
+        "logging.getLogger('skymagic.providers.ray_driver').info('connected')"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    (text,) = texts(path.with_name("ray-host-12.log"))
+    assert text.endswith(" INFO providers.ray_driver: connected")
+    debug_log.set_level("")
+    assert debug_log.arguments_beside("ray") == ()

@@ -12,6 +12,7 @@ from skymagic.wire import agent as wire
 from skymagic.wire.metrics import MetricBatch
 from skymagic.wire.output import OutputMetrics, OutputText
 from skymagic.wire.typed import fields_of, plain, read
+from tests.lab.golden import Golden
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,15 @@ def test_values_that_do_not_fit_are_refused(changes: dict[str, object]) -> None:
         read(Shape, json.loads(json.dumps(plain(SHAPE))) | changes)
 
 
-def test_only_dataclasses_are_encoded() -> None:
-    with pytest.raises(TypeError, match="object is not a value of a message"):
+def test_only_dataclasses_are_encoded(golden: Golden) -> None:
+    with golden.raises(TypeError):
         wire.encode(wire.RankReply(0, 1, object()))
 
 
-def test_scalars_of_messages_are_checked() -> None:
+def test_scalars_of_messages_are_checked(golden: Golden) -> None:
     line = wire.encode(wire.Signal((1, 2), 9))
     assert wire.decode(line) == wire.Signal((1, 2), 9)
-    with pytest.raises(ValueError, match="not a message"):
+    with golden.raises(ValueError):
         wire.decode(line.replace(b"9", b'"9"'))
 
 

@@ -66,7 +66,7 @@ class Assignments:
         self._before = self._identities()
         self._looked = False
 
-    def look(self) -> None:
+    def record_so_far(self) -> None:
         """Record the cell's assignments so far, before something runs on the ranks in mid-cell."""
         self._looked = True
         self._note(self._rebound(), frozenset())
@@ -118,7 +118,7 @@ class Assignments:
         self.on_classes |= class_attributes(tree, self.namespace)
         self.registered.update(registrations(tree, self.namespace))
 
-    def brought(self, names: Iterable[str]) -> None:
+    def record_received(self, names: Iterable[str]) -> None:
         """Record that these names were bound to values of the ranks, not by the cell itself."""
         if self._before is not None:
             self._before.update(

@@ -135,11 +135,11 @@ class Flow(ast.NodeVisitor):
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         parts: list[ast.expr] = []
-        left: ast.expr = node
-        while isinstance(left, ast.BinOp):  # a sum of a thousand terms is a thousand levels deep
-            parts.append(left.right)
-            left = left.left
-        self.visit(left)
+        operand: ast.expr = node
+        while isinstance(operand, ast.BinOp):  # a sum of a thousand terms is a thousand levels deep
+            parts.append(operand.right)
+            operand = operand.left
+        self.visit(operand)
         for part in reversed(parts):
             self.visit(part)
 
@@ -275,7 +275,8 @@ class Flow(ast.NodeVisitor):
         self.maybe(lambda: self.block(node.finalbody))
         # A handler starts from the names before the `try`: its body may fail at once.
         self.branches(
-            undisturbed, *(lambda each=handler: self._handler(each) for handler in node.handlers)
+            undisturbed,
+            *(lambda handler=handler: self._handler(handler) for handler in node.handlers),
         )
         self.block(node.finalbody)
 
@@ -307,13 +308,13 @@ class Flow(ast.NodeVisitor):
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
 
-        def case(each: ast.match_case) -> None:
-            for name in _captures(each.pattern):
+        def case(branch: ast.match_case) -> None:
+            for name in _captures(branch.pattern):
                 self.store(name)
-            self.visit(each.pattern)
-            if each.guard is not None:
-                self.visit(each.guard)
-            self.block(each.body)
+            self.visit(branch.pattern)
+            if branch.guard is not None:
+                self.visit(branch.guard)
+            self.block(branch.body)
 
         total = any(branch.guard is None and _irrefutable(branch.pattern) for branch in node.cases)
         # Without an irrefutable case, no case may match.

@@ -150,10 +150,10 @@ def source_stamp(top: str) -> object:
     return [(path, _changed(path)) for location in locations for path in _files(location)]
 
 
-def _files(place: str) -> list[str]:
+def _files(path: str) -> list[str]:
     """Return a file, or all files below a folder."""
-    paths = (f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names)
-    return sorted(path for path in paths if not path.endswith(".pyc")) or [place]
+    paths = (f"{folder}/{name}" for folder, _, names in os.walk(path) for name in names)
+    return sorted(path for path in paths if not path.endswith(".pyc")) or [path]
 
 
 def _linked(distribution: importlib.metadata.Distribution) -> list[str]:

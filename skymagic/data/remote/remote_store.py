@@ -303,9 +303,9 @@ class RemoteStore(Store):
 
     def drop(self, keys: Iterable[str]) -> None:
         with self._lock:
-            gone = [file for key in keys if (file := self._files.pop(key, None)) is not None]
-        self._pieces.remove(file.key for file in gone)
-        self._replication.remove(gone)
+            dropped = [file for key in keys if (file := self._files.pop(key, None)) is not None]
+        self._pieces.remove(file.key for file in dropped)
+        self._replication.remove(dropped)
 
     # -- receiving ---------------------------------------------------------------------------------
 

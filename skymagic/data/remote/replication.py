@@ -88,7 +88,7 @@ def assign_sources(placement: Placement, nodes: Sequence[int]) -> list[tuple[int
             source = _source(plan, node, [other for other in nodes if other != node])
             plan.sources[node] = source
             assignments.append((node, source))
-    return sorted(assignments, key=lambda each: each[1] == NOTEBOOK)
+    return sorted(assignments, key=lambda assignment: assignment[1] == NOTEBOOK)
 
 
 def _source(plan: Placement, node: int, candidates: list[int]) -> int:

@@ -237,7 +237,7 @@ class Bindings:
         state = self._ranks[rank]
         return frozenset(state.fingerprints) | state.rebound
 
-    def known(self) -> list[int]:
+    def recorded_ranks(self) -> list[int]:
         """Return the ranks with recorded bindings."""
         return sorted(self._ranks)
 

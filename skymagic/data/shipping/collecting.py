@@ -50,7 +50,7 @@ class ShippingRequest:
     note: Callable[[str], None] | None = None
 
     @property
-    def wanted(self) -> set[str]:
+    def required_names(self) -> set[str]:
         """Names that must travel."""
         return {
             *(() if self.no_push else self.names.loads),
@@ -132,7 +132,7 @@ class Collector:
         Raises:
             CaptureError: variables cannot travel.
         """
-        needed = request.wanted
+        needed = request.required_names
         values: dict[str, Variable] = {}
         failed: dict[str, BaseException] = {}
 
@@ -164,7 +164,7 @@ class Collector:
                 used: user for used, user in used_names.items() if used not in request.local_names
             }
 
-        why = reach(request.wanted | request.hints, request.space, uses, read)
+        why = reach(request.required_names | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
         refusals = [
             explain_refusal(name, request.space[name], why[name], problem, self._attempt)
@@ -173,12 +173,16 @@ class Collector:
         ]
         if missing := [name for name in request.push if name not in self.namespace]:
             of_user = [
-                one for one, value in self.namespace.items() if not is_interactive_name(one, value)
+                candidate
+                for candidate, value in self.namespace.items()
+                if not is_interactive_name(candidate, value)
             ]
             refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
-            raise CaptureError(refusal_message(refusals))
+            raise CaptureError(
+                refusal_message(refusals), names=[refused.name for refused in refusals]
+            )
         return Needs(values, why)
 
     def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:

@@ -77,7 +77,7 @@ class Pulled:
 # -- detecting changes -----------------------------------------------------------------------------
 
 
-class Known(NamedTuple):
+class InspectedValue(NamedTuple):
     """Value of a name when it was last inspected."""
 
     stream: str | bytes
@@ -104,7 +104,7 @@ class Fingerprints:
         self._namespace = namespace
         self._folder = folder
         self._index = index
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, InspectedValue] = {}
         """By name; entries of names that the notebook deleted may be removed."""
 
     def take(self, variable: Variable, modules: Mapping[str, str]) -> str:
@@ -127,7 +127,7 @@ class Fingerprints:
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
         variable.fingerprint = self._contents(variable, otherwise, modules)
-        self.known[variable.name] = Known(
+        self.known[variable.name] = InspectedValue(
             stream, variable.fingerprint, _reference(value), pickled.nbytes
         )
         return variable.fingerprint
@@ -267,7 +267,7 @@ class Comparison:
         readers = self._bindings.readers(request.ranks)
         if not readers.names:
             return reasons
-        pending = sorted(request.wanted)
+        pending = sorted(request.required_names)
         visited = set(pending)
         while pending:
             function = pending.pop()
@@ -280,7 +280,7 @@ class Comparison:
             uses_rank_objects = any(
                 self._bindings.has_rebound(rank, name)
                 for rank in request.ranks
-                for name in request.wanted
+                for name in request.required_names
             )
             names = (readers.first.keys() & self._namespace.keys()) - visited.union(request.gather)
             # Otherwise a function that the notebook cannot know of may read any of these names.
@@ -298,7 +298,12 @@ class Comparison:
         an object that the name already has, such as `d = 1` over 1, on a path that need not be
         taken. With the notebook's latest value on the rank this makes no difference.
         """
-        names = request.names.stores - request.wanted - request.local_names - self._pulled.keys()
+        names = (
+            request.names.stores
+            - request.required_names
+            - request.local_names
+            - self._pulled.keys()
+        )
         held = frozenset().union(*(self._bindings.names(rank) for rank in request.ranks))
         return {
             name: "assigned in the cell"

@@ -44,7 +44,7 @@ class SentValue:
     root: int = ROOT
     """Number of the value itself in the table, used if `locations` is None."""
 
-    def place(self, number: int) -> _Place | None:
+    def location(self, number: int) -> _Place | None:
         """Return where the ranks have the object with this number, or None."""
         if self.locations is None:
             return _Place((self.table, self.root if number == ROOT else number))
@@ -81,7 +81,9 @@ class SentLinks:
         """Record that a rank bound names to these sent values."""
         self._ranks[rank].sent.update(sent)
 
-    def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
+    def record_losses(
+        self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]
+    ) -> None:
         """Record names that a rank no longer holds, and objects that are lost there."""
         state = self._ranks[rank]
         for name in unlinked:
@@ -120,7 +122,7 @@ class SentLinks:
             regions = pickling.storages(contents.pickled)
             by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
             for key, number in contents.numbers.items():
-                place = sent.place(number)
+                place = sent.location(number)
                 if place is None or place.ref in state.lost:
                     continue
                 pickle_links.objects.setdefault(key, place.ref)
@@ -262,33 +264,33 @@ def _places(
     links: PickleLinks,
 ) -> dict[int, _Place]:
     """Return the location of each object in one value, by the numbers in its own pickle."""
-    places = {}
+    locations = {}
     for key, number in contents.numbers.items():
         if key in links.objects:
-            places[number] = _Place(links.objects[key])
+            locations[number] = _Place(links.objects[key])
         elif number == ROOT:
-            places[number] = _Place((table, root))
+            locations[number] = _Place((table, root))
         elif key in inside:
-            places[number] = _Place((table, inside[key]))
+            locations[number] = _Place((table, inside[key]))
     for handle, region in pickling.storages(contents.pickled).items():
         number = contents.numbers.get(id(region.stands), ROOT)
         if number == ROOT:
             continue  # the pickle is too large for its objects to have numbers
         if handle in links.memory.storages:
             held, start, stop = links.memory.storages[handle]
-            places[number] = _Place(links.objects[id(held)], start - region.start, stop - start)
+            locations[number] = _Place(links.objects[id(held)], start - region.start, stop - start)
         elif handle in regions and id(regions[handle].stands) in inside:
             sent_region = regions[handle]
-            places[number] = _Place(
+            locations[number] = _Place(
                 (table, inside[id(sent_region.stands)]),
                 sent_region.start - region.start,
                 sent_region.stop - sent_region.start,
             )
-    return places
+    return locations
 
 
 def _tables(sent: SentValue) -> set[int]:
-    return {sent.table, *(place.ref[0] for place in (sent.locations or {}).values())}
+    return {sent.table, *(location.ref[0] for location in (sent.locations or {}).values())}
 
 
 def _overlap(first: Sequence[Span], second: Sequence[Span]) -> bool:

@@ -208,7 +208,7 @@ class Notes:
 
 def explain_full_store(problem: OSError, sizes: list[tuple[str, int]]) -> str:
     """Return the message for a full store: the largest variables, and what to do."""
-    largest = sorted(sizes, key=lambda each: -each[1])[:3]
+    largest = sorted(sizes, key=lambda entry: -entry[1])[:3]
     listed = ", ".join(f"{name} ({nbytes / 1e6:,.0f} MB)" for name, nbytes in largest)
     return (
         f"the cell's variables do not fit in the node store: {problem.strerror or problem}; "

@@ -162,9 +162,9 @@ class Packer:
             value = _together(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder, links=links)
             parts = parts_of(pickled)
-        spare = self._spare(group) if links is not None else None
-        if spare is not None:
-            parts = parts + parts_of(spare)
+        fallback = self._spare(group) if links is not None else None
+        if fallback is not None:
+            parts = parts + parts_of(fallback)
         # Parts of a single variable already have their hashes.
         if parts is not first.parts:
             self.index.identify(parts, lazily=True)
@@ -184,8 +184,8 @@ class Packer:
                 parts=parts,
                 imports=submodules((variable.value for variable in group), self._attributes),
                 table=next((value.table for value in sent.values()), None),
-                links=_numbered(links, spare) if links is not None else [],
-                fallback=spare,
+                links=_numbered(links, fallback) if links is not None else [],
+                fallback=fallback,
             )
         )
 

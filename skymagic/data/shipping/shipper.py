@@ -204,7 +204,7 @@ class Shipper(Unpacking):
         names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, pickling.to_processes(same_files=not self.store.remote):
             # Assignments that the notebook's current cell has made so far come before this run.
-            self.assigned.look()
+            self.assigned.record_so_far()
             request = ShippingRequest(
                 names=names,
                 ranks=ranks,
@@ -285,7 +285,7 @@ class Shipper(Unpacking):
             types: maps each name to the type of the value on a rank.
         """
         with self._lock:
-            self.assigned.brought(types)
+            self.assigned.record_received(types)
             fingerprints = self.comparison.present(types)
             for rank in ranks:
                 self.bindings.set_fingerprints(rank, fingerprints)
@@ -294,7 +294,7 @@ class Shipper(Unpacking):
     def names(self) -> frozenset[str]:
         """Return the names that the ranks hold, as far as the notebook knows."""
         with self._lock:
-            ranks = self.bindings.known()
+            ranks = self.bindings.recorded_ranks()
             return frozenset(
                 name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_"
             )
@@ -315,10 +315,12 @@ class Shipper(Unpacking):
         with self._lock:
             self.bindings.set_reads(rank, digest, names)
 
-    def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
+    def record_losses(
+        self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]
+    ) -> None:
         """Record which objects of sent values a rank no longer holds; see `Held.report`."""
         with self._lock:
-            self.links.gone(rank, unlinked, lost)
+            self.links.record_losses(rank, unlinked, lost)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -278,7 +278,7 @@ class ContentIndex:
             content: extent for content, extent in self._extents.items() if extent.key in stored
         }
         self._devices = {
-            place: entry for place, entry in self._devices.items() if entry[1] in self._extents
+            span: entry for span, entry in self._devices.items() if entry[1] in self._extents
         }
 
 

@@ -65,7 +65,7 @@ def bare(kind: type[BaseException], group: tuple[Any, ...] = ()) -> BaseExceptio
     # If several bases are built-in exceptions, the one that defines the memory layout creates it.
     inner = max(
         (base for base in kind.__mro__ if base.__module__ == "builtins"),
-        key=lambda each: each.__basicsize__,
+        key=lambda base: base.__basicsize__,
     )
     created: BaseException = inner.__new__(kind, *group)
     return created

@@ -237,7 +237,9 @@ def _artist(contents: Contents, artist: Any) -> None:
         contents.take_apart(artist)
     elif figure is not artist:
         # An artist is identified by its position among those of its type in the figure.
-        same_type_artists = figure.findobj(lambda each: type(each) is type(artist))
+        same_type_artists = figure.findobj(
+            lambda artist_of_type: type(artist_of_type) is type(artist)
+        )
         contents.say(
             [other is artist for other in same_type_artists].index(True)
             if artist in same_type_artists

@@ -118,7 +118,7 @@ class Search(Shards):
 
 
 @dataclass
-class Whole(Shards):
+class GatheredShards(Shards):
     """Gathered values: the full tensor for each shard, by the shard's identity."""
 
     tensors: dict[int, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
 
 
 @contextlib.contextmanager
-def whole(
+def gathered_shards(
     values: Mapping[str, object], search: Callable[[object, Search], object], sent: Container[str]
 ) -> Iterator[Shards]:
     """Gather values that are sharded over several ranks.
@@ -182,7 +182,7 @@ def whole(
         yield REFUSED
         return
     matching, problems = _agreed(searches)
-    gathered = Whole(problems=problems)
+    gathered = GatheredShards(problems=problems)
     # The parameters stay whole until the caller, inside this context, has pickled the values.
     with contextlib.ExitStack() as stack:
         # Sorted, because the collectives must run in the same order on all ranks.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from skymagic.files.transfer.folders import Folders, LinkInTheWay
-from skymagic.files.transfer.listing import FILE, FOLDER, Entry, Top, error_text, unsafe
+from skymagic.files.transfer.listing import FILE, FOLDER, Entry, error_text, unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces
-from skymagic.wire.files import CompareReply
+from skymagic.wire.files import CompareReply, Top
 from skymagic.wire.processes import boot_id
 
 
@@ -50,26 +50,26 @@ class FolderComparison:
 
         `origin`, a machine, and `tops` on it identify the source.
         """
-        found = CompareReply([], [], [], list(self.unsafe))
-        if found.problems:
-            return found
+        reply = CompareReply([], [], [], list(self.unsafe))
+        if reply.problems:
+            return reply
         if origin == boot_id():
-            found.problems.extend(self._onto_itself(tops, contents))
+            reply.problems.extend(self._onto_itself(tops, contents))
         if os.path.lexists(self.base) and not os.path.isdir(self.base):
-            found.problems.append(f"{self.base} is a file, and no folder")
-        if found.problems:
-            return found
+            reply.problems.append(f"{self.base} is a file, and no folder")
+        if reply.problems:
+            return reply
         sizes = {}
         for number, entry in enumerate(self.entries):
             try:
-                sizes[number] = self._compare_entry(number, entry, found)
+                sizes[number] = self._compare_entry(number, entry, reply)
             except OSError as problem:
-                found.problems.append(os_error_text(self.path(entry), problem))
-        found.problems[:] = [*dict.fromkeys(found.problems), *self._unwritable(found)]
-        resumable = 0 if found.problems else self._look_for_pieces(found, stopped)
+                reply.problems.append(os_error_text(self.path(entry), problem))
+        reply.problems[:] = [*dict.fromkeys(reply.problems), *self._unwritable(reply)]
+        resumable = 0 if reply.problems else self._look_for_pieces(reply, stopped)
         self._folders.close()
-        found.problems.extend(self._no_room(found, sizes, resumable))
-        return found
+        reply.problems.extend(self._no_room(reply, sizes, resumable))
+        return reply
 
     def _look_for_pieces(self, reply: CompareReply, stopped: Callable[[], bool]) -> int:
         """Record the pieces present of files.

@@ -58,7 +58,7 @@ class Root(NamedTuple):
     path: str
     identity: Identity
 
-    def place(self, path: str) -> FilePlace:
+    def file_place(self, path: str) -> FilePlace:
         """Return the place of a path below."""
         return FilePlace(self, path[len(self.path) :].lstrip("/" + os.sep).replace(os.sep, "/"))
 

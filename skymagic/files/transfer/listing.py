@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Identity, Root, identity, opened
+from skymagic.wire.files import ListReply, Top
 from skymagic.wire.processes import boot_id
 
 FILE, FOLDER, LINK = "file", "folder", "link"
@@ -45,22 +46,19 @@ class Entry:
         return list(astuple(self))
 
 
-@dataclass(frozen=True)
-class Top:
-    """A file or folder named as the source, used to detect a copy onto itself.
+def columns_of(entries: Iterable[Entry]) -> list[list[Any]]:
+    """Return a list for each field; `entries_of` restores the entries."""
+    return [list(column) for column in zip(*(entry.plain() for entry in entries), strict=True)]
 
-    Attributes:
-        name: its last name.
-        kind: FILE or FOLDER.
-        real: its path without links.
-        device, number: device of its file system, and inode number.
+
+def entries_of(columns: Sequence[Sequence[Any]]) -> list[Entry]:
+    """Return the entries whose fields these columns hold.
+
+    Raises:
+        ValueError: the columns have different lengths.
+        TypeError: they are not as many as an entry has fields.
     """
-
-    name: str
-    kind: str
-    real: str
-    device: int
-    number: int
+    return [Entry(*fields) for fields in zip(*columns, strict=True)]
 
 
 def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
@@ -117,36 +115,44 @@ class Listing:
 
     Attributes:
         entries: ordered so that a folder precedes its contents.
-        places: local place of each entry.
+        file_places: local place of each entry; empty for a listing from another machine.
         tops: the files and folders that the source names.
         contents: True if a folder's contents are meant, rather than the folder.
         notes: what was skipped, and why.
         problems: reasons why it cannot be copied.
+        machine: boot ID of the machine that has the source.
     """
 
     entries: list[Entry] = field(default_factory=list)
-    places: list[FilePlace] = field(default_factory=list)
+    file_places: list[FilePlace] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
     contents: bool = False
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     machine: str = field(default_factory=boot_id)
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as a JSON object, without `places`; `of` restores it."""
-        entries, tops = [entry.plain() for entry in self.entries], [vars(top) for top in self.tops]
-        plain = {**vars(self), "entries": entries, "tops": tops}
-        del plain["places"]
-        return plain
+    def reply(self) -> ListReply:
+        """Return the listing as a message; `of` restores it without the places of the files."""
+        return ListReply(
+            columns=columns_of(self.entries),
+            tops=self.tops,
+            contents=self.contents,
+            notes=self.notes,
+            problems=self.problems,
+            machine=self.machine,
+        )
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Listing:
+    def of(cls, reply: ListReply) -> Listing:
         """Restore a listing from another machine."""
-        entries, tops = (
-            [Entry(*entry) for entry in plain["entries"]],
-            [Top(**top) for top in plain["tops"]],
+        return cls(
+            entries=entries_of(reply.columns),
+            tops=reply.tops,
+            contents=reply.contents,
+            notes=reply.notes,
+            problems=reply.problems,
+            machine=reply.machine,
         )
-        return cls(**{**plain, "entries": entries, "tops": tops})
 
 
 def listing(
@@ -264,13 +270,13 @@ class Walk:
         if stat.S_ISDIR(state.st_mode):
             root = within.root if within else Root(path, identity(state))
             entry = Entry(name, FOLDER, mtime=state.st_mtime_ns, mode=_mode(state))
-            self._put(root.place(path), entry)
+            self._put(root.file_place(path), entry)
             self._folder(path, name, region, state, within)
         elif stat.S_ISREG(state.st_mode):
             if not os.access(path, os.R_OK):
                 self._found.problems.append(f"{path}: no permission to read it")
             try:
-                file_place = within.root.place(path) if within else FilePlace.of(path, state)
+                file_place = within.root.file_place(path) if within else FilePlace.of(path, state)
             except OSError as problem:
                 self._found.problems.append(error_text(path, problem))
             else:
@@ -280,9 +286,9 @@ class Walk:
         else:
             self._found.notes.append(f"{path} is skipped: it is no file")
 
-    def _put(self, place: FilePlace, entry: Entry) -> None:
+    def _put(self, file_place: FilePlace, entry: Entry) -> None:
         self._found.entries.append(entry)
-        self._found.places.append(place)
+        self._found.file_places.append(file_place)
 
     def _folder(
         self, path: str, name: str, region: str, state: os.stat_result, within: Within | None
@@ -294,7 +300,7 @@ class Walk:
         self._above.append(identity(state))
         try:
             with opened(path, within.descriptor if within else None, state) as descriptor:
-                inside = sorted(os.scandir(descriptor), key=lambda one: one.name)
+                inside = sorted(os.scandir(descriptor), key=lambda dir_entry: dir_entry.name)
                 for dir_entry in inside:
                     below = f"{name}/{dir_entry.name}" if name else dir_entry.name
                     if not dir_entry.name.startswith(OWN_PREFIX) and not self._skip(
@@ -318,7 +324,7 @@ class Walk:
         is_link = entry.is_symlink()
         try:
             if is_link and (target := self._inner_target(path, name, region)) is not None:
-                self._put(within.root.place(path), Entry(name, LINK, target=target))
+                self._put(within.root.file_place(path), Entry(name, LINK, target=target))
                 return
             # Race: a file that was not a link when the names were read may be one now.
             state = entry.stat(follow_symlinks=is_link)

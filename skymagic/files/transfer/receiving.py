@@ -336,7 +336,7 @@ def remove_old(folders: Folders, entries: Sequence[Entry]) -> int:
     wanted_paths = {entry.path for entry in entries}
     old = [entry for entry in _record(folders) if entry.path not in wanted_paths]
     return sum(
-        _remove(folders, entry) for entry in sorted(old, key=lambda one: one.path, reverse=True)
+        _remove(folders, entry) for entry in sorted(old, key=lambda entry: entry.path, reverse=True)
     )
 
 

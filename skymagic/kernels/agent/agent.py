@@ -373,7 +373,7 @@ class Agent:
                 self._lifetime.end(f"run {message.run}", time.monotonic())
             case wire.NotebookDetached():
                 logger.info("notebook is away: ranks=%s", sorted(self._ranks.running))
-                self._lifetime.left(time.monotonic())
+                self._lifetime.notebook_left(time.monotonic())
                 self._audience.detach()
             case wire.NotebookAttached():
                 logger.info("notebook is back")

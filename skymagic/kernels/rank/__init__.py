@@ -15,7 +15,7 @@ profiling        torch's profiler around a cell
 gpu              the rank's GPU: attribution of errors, and memory freed after a failure
 missing          the name or file that a failed cell did not find
 tracebacks       an exception's message, its traceback without internal frames, a debugger for it
-ipython7         headings of frames in the tracebacks of IPython 7
+ipython7         tracebacks and %time of IPython 7, as IPython 8 has them
 bars             progress bars of libraries as single lines of text
 widgets          displays of widgets as text
 """

@@ -1,16 +1,31 @@
-"""Adapt IPython 7 (Google Colab has 7.34): frames in its tracebacks are headed as in IPython 8."""
+"""Adapt IPython 7 (Google Colab has 7.34) to what ranks and their users expect of IPython 8.
+
+Its tracebacks name cells, and ``%time`` raises the errors of the code that it runs.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 from IPython.core import release, ultratb
 from IPython.utils.path import compress_user
 
-IS_IPYTHON_7 = release.version_info < (8,)
+
+def adapt(shell: Any, cells: Mapping[str, int]) -> None:
+    """Adapt a rank's shell, unless its IPython is a later one.
+
+    Args:
+        cells: numbers of cells by file name.
+    """
+    if release.version_info < (8,):
+        head_frames(shell.InteractiveTB, cells)
+        name_cells_in_syntax_errors(shell.SyntaxTB, cells)
+        raise_errors_of_time(shell)
 
 
 def head_frames(formatter: Any, cells: Mapping[str, int]) -> None:
@@ -38,6 +53,55 @@ def head_frames(formatter: Any, cells: Mapping[str, int]) -> None:
         return f"{heading}\n{lines}"
 
     formatter.format_record = with_heading
+
+
+def raise_errors_of_time(shell: Any) -> None:
+    """Make ``%time`` and ``%%time`` raise the errors of the code that they run.
+
+    IPython 7 shows such an error and goes on: the rank's cell would have succeeded.
+    """
+    plain = shell.find_line_magic("time")
+
+    @functools.wraps(plain)
+    def time(*args: Any, **kwargs: Any) -> Any:
+        show = shell.showtraceback
+
+        def raise_it(exc_tuple: Any = None, *further: Any, **options: Any) -> None:
+            if exc_tuple is None and not options:  # as only this magic does
+                raise
+            show(exc_tuple, *further, **options)
+
+        shell.showtraceback = raise_it
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            del shell.showtraceback
+
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind]["time"] = time
+
+
+FILE = re.compile(r'File ((?:\x1b\[[\d;]*m)*)"([^"]+)"')
+"""Matches a file in Python's own form of a traceback, and its colour."""
+
+
+def name_cells_in_syntax_errors(formatter: Any, cells: Mapping[str, int]) -> None:
+    """Make IPython 7 write ``Cell In[5], line 2`` above the line that is no Python.
+
+    Args:
+        formatter: the shell's formatter of syntax errors.
+        cells: numbers of cells by file name.
+    """
+
+    def named(match: re.Match[str]) -> str:
+        colour, file = match.groups()
+        return f"{colour}Cell In[{cells[file]}]" if file in cells else match[0]
+
+    def naming(write_lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        return lambda *args: [FILE.sub(named, line) for line in write_lines(*args)]
+
+    formatter._format_list = naming(formatter._format_list)
+    formatter._format_exception_only = naming(formatter._format_exception_only)
 
 
 def _called(frame: FrameType, with_values: bool) -> str:

@@ -190,7 +190,7 @@ class RankNamespace:
 
         Runs on all participating ranks, even on those that do not pack.
         """
-        with shards.whole(
+        with shards.gathered_shards(
             values, lambda value, found: pickling.dumps(value, self.variables, parts=found), sent
         ) as parts:
             yield parts
@@ -395,7 +395,7 @@ class RankNamespace:
 
 def _words(name: str, value: object, problem: Exception, parts: Shards) -> str:
     """Explain why a value cannot be pickled; our own refusals are complete sentences."""
-    if isinstance(parts, shards.Whole) and name in parts.problems:
+    if isinstance(parts, shards.GatheredShards) and name in parts.problems:
         return parts.problems[name]
     if isinstance(problem, shards.PartlyElsewhere):
         return str(problem)

@@ -29,9 +29,8 @@ from traitlets import Type
 
 from skymagic.data.capture.names import LAST_SHOWN
 from skymagic.data.capture.numbering import number_cells, numbers_by_file
-from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
+from skymagic.kernels.rank import gpu, ipython7, refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
-from skymagic.kernels.rank.ipython7 import IS_IPYTHON_7, head_frames
 from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
 
@@ -177,8 +176,7 @@ class RankShell(ZMQInteractiveShell):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
         number_cells(self.compile)
-        if IS_IPYTHON_7:
-            head_frames(self.InteractiveTB, numbers_by_file(self.compile))
+        ipython7.adapt(self, numbers_by_file(self.compile))
         self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
         self._running_cells = 0  # greater than one while a cell runs another (%%capture, run_cell)
 

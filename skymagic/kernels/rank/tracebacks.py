@@ -95,6 +95,8 @@ def user_frames(tb: TracebackType | None, *hidden_files: str) -> TracebackType |
         for name in MACHINERY
         if name in sys.modules
     )
+    # IPython 7 calls magics through it; version 4, which Google Colab has, names its code otherwise
+    decorator = getattr(sys.modules.get("decorator"), "__file__", None)
     filtered: TracebackType | None = None
     for link in reversed(list(walk(tb))):
         code = link.tb_frame.f_code
@@ -104,7 +106,8 @@ def user_frames(tb: TracebackType | None, *hidden_files: str) -> TracebackType |
             and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
         )
         call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
-        if not (file.startswith(folders) or file in hidden_files or wrapper or call):
+        decorated = file == decorator or file.startswith("<decorator-gen-")
+        if not (file.startswith(folders) or file in hidden_files or wrapper or call or decorated):
             filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return filtered
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from skymagic.wire.processes import signal_name
+from skymagic.wire.script import ScriptCause
 
 LINE_PREFIX = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
 """Prefix that torch and torchrun put before a process's lines: ``[rank1]: ``, ``[default0]:``."""
@@ -38,24 +38,7 @@ PEER_LOST = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Error that ended a script.
-
-    Attributes:
-        text: a traceback, or a line.
-        summary: its last line.
-        worker: description of the torchrun worker that failed, "" if none did.
-        follows: True if the error only reports the loss of another process.
-    """
-
-    text: str
-    summary: str
-    worker: str = ""
-    follows: bool = False
-
-
-def root_cause(error_file: str, tail: str) -> Cause | None:
+def root_cause(error_file: str, tail: str) -> ScriptCause | None:
     """Return the cause of a failure, or None if it is unknown.
 
     Args:
@@ -66,16 +49,16 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     text = without_frames(recorded_traceback(error_file))
     # a killed worker has no traceback; any tracebacks came later
     if not text and died:
-        return Cause(died, died, worker)
+        return ScriptCause(died, died, worker)
     text = text or without_frames(traceback_in(tail))
     if not text:
-        return Cause(died, died, worker) if died else None
+        return ScriptCause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
     # a port in use is a cause, even if the line is about the connection to a store
     follows = bool(PEER_LOST.search(summary)) and "EADDRINUSE" not in text
     if follows and (killed := killed_worker(tail)):
         return killed
-    return Cause(text.rstrip(), summary, worker, follows)
+    return ScriptCause(text.rstrip(), summary, worker, follows)
 
 
 def recorded_traceback(error_file: str) -> str:
@@ -91,7 +74,7 @@ def recorded_traceback(error_file: str) -> str:
     return message if isinstance(message, str) else ""
 
 
-def killed_worker(tail: str) -> Cause | None:
+def killed_worker(tail: str) -> ScriptCause | None:
     """Return a killed worker that torchrun lists in addition to its root cause, or None.
 
     torchrun sees a killed worker at its next poll, and by then another worker may have reported the
@@ -100,7 +83,7 @@ def killed_worker(tail: str) -> Cause | None:
     for match in WORKER_FAILURE.finditer(tail):
         worker, died = named(match)
         if died and match["code"] != "-15":  # torchrun itself sends SIGTERM
-            return Cause(died, died, worker)
+            return ScriptCause(died, died, worker)
     return None
 
 

@@ -15,8 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from skymagic.kernels import proc
 from skymagic.kernels.agent import resources
@@ -28,6 +27,7 @@ from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+from skymagic.wire.script import ScriptOrder, ScriptResult
 
 logger = logging.getLogger(__name__)
 
@@ -57,34 +57,29 @@ because a process that is calling exec shows no environment.
 
 
 @dataclass(frozen=True)
-class End:
-    """Outcome of a script on one node, as plain values.
+class CommandLine:
+    """A script's command.
 
     Attributes:
-        status: exit code; negative for the signal that ended it; None if it did not start or the
-            status is unknown.
-        tail: last lines of its output.
-        words: last lines without torchrun's own.
-        cause: `root_cause.Cause` as a dictionary, None if unknown.
-        left: command lines of processes that outlived the script and were ended.
-        problem: why it could not be started.
+        argv: the shell and the path of the script's file.
+        cwd: working folder.
+        env: environment variables.
+        grace: seconds between SIGTERM and SIGKILL.
     """
 
-    status: int | None = None
-    tail: str = ""
-    words: str = ""
-    cause: Mapping[str, Any] | None = None
-    left: tuple[str, ...] = ()
-    problem: str = ""
+    argv: tuple[str, str]
+    cwd: str
+    env: Mapping[str, str]
+    grace: float
 
 
 class Failed(Exception):
-    """The script failed."""
+    """The script failed. The argument is its result."""
 
-    def __init__(self, end: Mapping[str, Any]) -> None:
-        super().__init__(end)
-        cause = end["cause"]
-        self.cause_timeout = CAUSE_TIMEOUT if cause is not None and cause["follows"] else 0.0
+    def __init__(self, result: ScriptResult) -> None:
+        super().__init__(result)
+        follows = result.cause is not None and result.cause.follows
+        self.cause_timeout = CAUSE_TIMEOUT if follows else 0.0
         """Seconds that other nodes may continue, because one of them may know the cause."""
 
     def _render_traceback_(self) -> list[str]:
@@ -92,24 +87,15 @@ class Failed(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """The script was stopped and all its processes ended.
-
-    Its argument is the `End` as a dictionary.
-    """
+    """The script was stopped and all its processes ended. The argument is its result."""
 
 
-def run(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a script on this node; an order's code calls it on one rank of each participating node.
+def run(order: ScriptOrder) -> ScriptResult:
+    """Run a script on this node; a run's source calls it on one rank of each participating node.
 
-    Args:
-        request: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it
-            gets the variables with this rank's position; ``env`` and ``without``: variables to add
-            and to remove; ``grace``: seconds between TERM and KILL.
-
-    Returns:
-        An `End` as a dictionary. It is also the argument of Failed, raised when the status is not
-            0, and of Stopped, raised when the
-        run was interrupted.
+    Raises:
+        Failed: the exit code is not 0.
+        Stopped: the run was interrupted.
     """
     # a script does not use the rank's process groups: there is nothing to release
     current().outside_groups = True
@@ -119,19 +105,19 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
             prefix="script-", dir=beside_log, ignore_cleanup_errors=True
         ) as folder:
             error_file = os.path.join(folder, "error.json")
-            order = _order(request, folder, error_file)
-            end = _carry_out(order, _written(), error_file)
+            command_line = _command_line(order, folder, error_file)
+            result = _carry_out(command_line, _written(), error_file)
     finally:
         current().outside_groups = False
-    if end["status"] != 0:
-        raise Failed(end)
-    return end
+    if result.status != 0:
+        raise Failed(result)
+    return result
 
 
 # -- before ----------------------------------------------------------------------------------------
 
 
-def _order(order: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
+def _command_line(order: ScriptOrder, folder: str, error_file: str) -> CommandLine:
     """Prepare the script's command, folder and environment.
 
     The text goes into a file: other users could read it in a command line.
@@ -143,37 +129,31 @@ def _order(order: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
         encoding="utf-8",
         errors="surrogateescape",
     ) as file:
-        file.write(f"{order['text']}\n")
+        file.write(f"{order.text}\n")
     info = current().info
     ranks = runtime.participants()
     nodes = sorted({rank // info.local_world_size for rank in ranks})
     task = f"{info.job_id}-{runtime.run_number()}"
     cluster = environment.cluster_of(info, nodes, task, _port(nodes))
-    base = {
-        name: value for name, value in current().base_env.items() if name not in order["without"]
-    }
+    base = {name: value for name, value in current().base_env.items() if name not in order.without}
     processes = info.accelerators or info.local_world_size
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
-    position = environment.rank_place(info) if order["as_rank"] else {}
+    position = environment.rank_place(info) if order.as_rank else {}
     variables = {
         environment.HOSTFILE: hostfile,
         **position,
-        **order["env"],
+        **order.env,
         # last, so that no variable of the user replaces it
         MARK: f"{task}-{info.node}",
     }
-    env = environment.environment(base, cluster, processes, variables, error_file, order["text"])
+    env = environment.environment(base, cluster, processes, variables, error_file, order.text)
     shell = (
         shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     )
-    return {
-        "argv": [shell, path],
-        "cwd": os.path.expanduser(order["workdir"]) or os.getcwd(),
-        "env": env,
-        "grace": order["grace"],
-    }
+    cwd = os.path.expanduser(order.workdir) or os.getcwd()
+    return CommandLine((shell, path), cwd, env, order.grace)
 
 
 def _port(nodes: list[int]) -> int:
@@ -195,24 +175,25 @@ def _port(nodes: list[int]) -> int:
 # -- meanwhile -------------------------------------------------------------------------------------
 
 
-def _carry_out(order: Mapping[str, Any], log_start: int, error_file: str) -> dict[str, Any]:
-    """Run a command and return its `End` as a dictionary; raise Stopped if it was interrupted.
+def _carry_out(command_line: CommandLine, log_start: int, error_file: str) -> ScriptResult:
+    """Run a command and return its result; raise Stopped if it was interrupted.
 
     Args:
         log_start: length of the log before.
     """
-    with Command(order) as command:
+    with Command(command_line) as command:
         try:
-            if note := resources.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
+            if note := resources.gpus_in_use(command_line.env.get("CUDA_VISIBLE_DEVICES", "")):
                 os.write(2, f"[{note}]\n".encode())
-            outcome = command.wait()
+            result = command.wait()
         except KeyboardInterrupt:
             # Only inside this clause the rank counts as one that is stopping and is not killed, so
             # all remaining work is done here. A process that ignores TERM ends with the grace
             # period, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
-                raise Stopped(_end(command.stop(), order, log_start, error_file)) from None
-    return _end(outcome, order, log_start, error_file)
+                result = command.stop()
+                raise Stopped(_explained(result, command_line, log_start, error_file)) from None
+    return _explained(result, command_line, log_start, error_file)
 
 
 class Command:
@@ -222,16 +203,17 @@ class Command:
     (`kernels.agent.forkserver`).
     """
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self._mark, self._grace = f"{MARK}={order['env'][MARK]}".encode(), float(order["grace"])
+    def __init__(self, command_line: CommandLine) -> None:
+        self._mark = f"{MARK}={command_line.env[MARK]}".encode()
+        self._grace = command_line.grace
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""  # why it could not be started
         self._since = int(proc.status("self")[19])  # earliest possible start time of its processes
         try:
             self._process = subprocess.Popen(
-                order["argv"],
-                cwd=order["cwd"],
-                env=order["env"],
+                command_line.argv,
+                cwd=command_line.cwd,
+                env=command_line.env,
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
@@ -247,7 +229,7 @@ class Command:
     def __enter__(self) -> Command:
         return self
 
-    def wait(self) -> dict[str, Any]:
+    def wait(self) -> ScriptResult:
         """Wait until all of its processes have ended, and return how it ended.
 
         Processes that outlive it have `LINGER_SECONDS`, then get SIGTERM, and after the grace
@@ -257,15 +239,15 @@ class Command:
             # not Popen.wait, which keeps waiting for a moment after an interrupt
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         if self._gone_within(LINGER_SECONDS):
-            return self._ended([])
+            return self._result()
         logger.warning("processes outlive the script and are ended: pids=%s", [*self._others()])
-        leftovers = [proc.command_line(pid) for pid in self._others()]
+        survivors = tuple(proc.command_line(pid) for pid in self._others())
         self._signal(signal.SIGTERM)
         if not self._gone_within(self._grace):
             self._kill()
-        return self._ended(leftovers)
+        return self._result(survivors)
 
-    def stop(self) -> dict[str, Any]:
+    def stop(self) -> ScriptResult:
         """Stop the command and return how it ended.
 
         SIGTERM goes to its group, which may pass it on, and half the grace period later to
@@ -278,14 +260,14 @@ class Command:
             self._signal(signal.SIGTERM, lambda member_of: member_of != group)
             if not self._gone_within(self._grace / 2):
                 self._kill()
-        return self._ended([])
+        return self._result()
 
-    def _ended(self, survivors: list[str]) -> dict[str, Any]:
+    def _result(self, survivors: tuple[str, ...] = ()) -> ScriptResult:
         if self._process is None:
-            return {"problem": self._problem}
+            return ScriptResult(problem=self._problem)
         status = self._process.wait()
         logger.info("script ended: pid=%s status=%s", self._process.pid, status)
-        return {"status": status, "left": survivors}
+        return ScriptResult(status=status, survivors=survivors)
 
     def _others(self) -> dict[int, tuple[int, int]]:
         """Return all of its live processes (pid → start time, process group)."""
@@ -352,14 +334,13 @@ def _tail(log_start: int) -> str:
         return log.read().decode(errors="replace")
 
 
-def _end(
-    request: Mapping[str, Any], order: Mapping[str, Any], log_start: int, error_file: str
-) -> dict[str, Any]:
-    """Return an `End` as a dictionary, with the last lines and the cause of a failure."""
-    tail = _tail(log_start).replace(order["argv"][-1], NAME)
-    status = request.get("status")
+def _explained(
+    result: ScriptResult, command_line: CommandLine, log_start: int, error_file: str
+) -> ScriptResult:
+    """Return the result with the last lines and the cause of a failure."""
+    tail = _tail(log_start).replace(command_line.argv[-1], NAME)
     cause = None
-    if status != 0:
+    if result.status != 0:
         recorded = ""
         with (
             contextlib.suppress(OSError),
@@ -369,12 +350,9 @@ def _end(
         cause = root_cause.root_cause(recorded, tail)
     lines = tail.splitlines()
     own_lines = root_cause.without_launcher(tail)
-    end = End(
-        status,
-        "\n".join(lines[-TAIL_LINES:]),
-        "\n".join(own_lines[-LAST_LINES:]),
-        asdict(cause) if cause else None,
-        tuple(request.get("left", ())),
-        request.get("problem", ""),
+    return replace(
+        result,
+        tail="\n".join(lines[-TAIL_LINES:]),
+        message="\n".join(own_lines[-LAST_LINES:]),
+        cause=cause,
     )
-    return asdict(end)

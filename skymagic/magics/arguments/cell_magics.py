@@ -141,7 +141,7 @@ def pool_of(
         "ranks"
     ) and request.provider in providers:
         line.mistakes += request.ranks_mistakes(label)
-        request = replace(request, nodes=1, stated=request.given() | {"nodes"})
+        request = replace(request, nodes=1, stated=request.stated_fields() | {"nodes"})
     return request
 
 

@@ -282,7 +282,11 @@ class Group:
         """
         dist = sys.modules.get("torch.distributed")
         try:
-            return begun(dist.group.WORLD) if dist is not None and dist.is_initialized() else None
+            return (
+                collectives_begun(dist.group.WORLD)
+                if dist is not None and dist.is_initialized()
+                else None
+            )
         except Exception:
             # The backend does not count, or a cell has replaced torch's functions.
             return None
@@ -300,7 +304,7 @@ class Group:
             # An error means that the backend does not count.
             with contextlib.suppress(Exception):
                 key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
-                counts[key] = begun(group)
+                counts[key] = collectives_begun(group)
         return counts
 
     @contextlib.contextmanager
@@ -471,7 +475,7 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
     return store, secret
 
 
-def begun(group: Any) -> int:
+def collectives_begun(group: Any) -> int:
     """Return how many collectives this rank has started on all backends of a group.
 
     The group itself counts only one backend of a composite one.

@@ -87,11 +87,11 @@ def adapt_libraries() -> None:
         when_imported(module, functools.partial(_connector, name=name))
     # Lightning cannot start processes in a notebook, but a rank does not have to start any.
     for module in INTERACTIVE:
-        when_imported(module, lambda found: setattr(found, "_IS_INTERACTIVE", False))
+        when_imported(module, lambda library: setattr(library, "_IS_INTERACTIVE", False))
     # Use tqdm's bar. rich's bar moves a terminal's cursor, so a cell would show each step on a new
     # line.
     for module in CALLBACKS:
-        when_imported(module, lambda found: setattr(found, "_RICH_AVAILABLE", False))
+        when_imported(module, lambda library: setattr(library, "_RICH_AVAILABLE", False))
 
 
 def _stores(module: types.ModuleType) -> None:

@@ -210,7 +210,7 @@ def form_again(
     )
     replacements = {}
     # All ranks use the same order, because the members of a group wait for each other.
-    for subgroup in sorted(before, key=lambda one: one.key):
+    for subgroup in sorted(before, key=lambda group: group.key):
         key = digest(subgroup.key)
         if all(rank in living and key in tables[rank] for rank in subgroup.ranks):
             with contextlib.suppress(Exception):  # a failure is reported as a lost group

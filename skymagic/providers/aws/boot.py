@@ -225,13 +225,15 @@ uptime() { cut -d. -f1 /proc/uptime; }
 
 # The time since when something is so, kept over restarts of this script: since NAME VALUE
 since() {
-    [ "$(sed -n 1p "$state/$1" 2>/dev/null)" = "$2" ] || printf '%s\n%s\n' "$2" "$(uptime)" >"$state/$1"
+    [ "$(sed -n 1p "$state/$1" 2>/dev/null)" = "$2" ] ||
+        printf '%s\n%s\n' "$2" "$(uptime)" >"$state/$1"
     sed -n 2p "$state/$1"
 }
 
 over() { [ $(($(uptime) - $(since "$1" "$2"))) -ge "$3" ]; }
 
-# When a process was started, in ticks since boot: what tells it from a later one of the same number.
+# When a process was started, in ticks since boot: it distinguishes the process from a later one
+# with the same number.
 ticks() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     set -- ${stat##*) }
@@ -239,12 +241,14 @@ ticks() {
 }
 
 lives() {
-    [ "$3" = "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" ] && [ "$2" != "" ] && [ "$(ticks "$1")" = "$2" ]
+    [ "$3" = "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" ] &&
+        [ "$2" != "" ] && [ "$(ticks "$1")" = "$2" ]
 }
 
 # The records of agents that live.
 agents() {
-    for file in "/tmp/skymagic-daemon-$uid-$job"-*/record "$home/.skymagic/run/skymagic-daemon-$uid-$job"-*/record \
+    for file in "/tmp/skymagic-daemon-$uid-$job"-*/record \
+        "$home/.skymagic/run/skymagic-daemon-$uid-$job"-*/record \
         "/var/tmp/skymagic-daemon-$uid-$job"-*/record; do
         # anybody can make a folder in a shared place, with the process id of anything that lives
         for part in "${file%/record}" "$file"; do
@@ -258,9 +262,11 @@ agents() {
 
 # "busy", or since when the last one of them is idle.
 use() {
-    echo "$1" | sed -n 's/.*"busy_since": *\([0-9.]*\).*"idle_since": *\([0-9.]*\).*/\1 \2/p' | while read -r busy idle; do
-        case $busy in 0|0.0) echo "$idle" ;; *) echo busy ;; esac
-    done | sort -n | tail -n 1
+    echo "$1" |
+        sed -n 's/.*"busy_since": *\([0-9.]*\).*"idle_since": *\([0-9.]*\).*/\1 \2/p' |
+        while read -r busy idle; do
+            case $busy in 0|0.0) echo "$idle" ;; *) echo busy ;; esac
+        done | sort -n | tail -n 1
 }
 
 reason() {
@@ -276,7 +282,9 @@ reason() {
     since agent there >/dev/null
     idle_since=$(use "$found")
     [ -n "$idle_since" ] || idle_since=busy  # another version's record: the lifetime bounds it
-    if over use "$idle_since" "$idle" && [ "$idle_since" != busy ]; then echo "no cell for $idle s"; fi
+    if over use "$idle_since" "$idle" && [ "$idle_since" != busy ]; then
+        echo "no cell for $idle s"
+    fi
 }
 
 tries=0

@@ -229,9 +229,9 @@ _ROWS = [
     *_plain("m7i", 0.1008, 4),
     *_plain("r7i", 0.1323, 8),
 ]
-TYPES = {one.name: one for one, _ in _ROWS}
+TYPES = {machine_type.name: machine_type for machine_type, _ in _ROWS}
 """Machine types by name."""
-PRICES = {one.name: price for one, price in _ROWS}
+PRICES = {machine_type.name: price for machine_type, price in _ROWS}
 """On-demand price in us-east-1 by type, in dollars per hour for one machine."""
 
 

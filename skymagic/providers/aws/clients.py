@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
-from skymagic.providers.aws.errors import ErrorKind, Where
+from skymagic.providers.aws.errors import CallSite, ErrorKind
+from skymagic.wire.typed import JsonObject
 
 if TYPE_CHECKING:
     import boto3
@@ -80,12 +81,12 @@ class AwsClients:
 
         Raises CloudError if the profile does not exist.
         """
-        with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
+        with self._lock, _in_words(CallSite("the AWS configuration", profile=self.profile or "")):
             return self._made_session().region_name
 
     def known_regions(self) -> set[str]:
         """Return all regions that boto3 knows, in all partitions. Makes no call."""
-        with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
+        with self._lock, _in_words(CallSite("the AWS configuration", profile=self.profile or "")):
             session = self._made_session()
             partitions = session.get_available_partitions()
             return {
@@ -121,7 +122,7 @@ class AwsClients:
                     raise
             time.sleep(SETTLE_PAUSE * self.deadline_factor)
 
-    def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, service: str, region: str, operation: str, **parameters: Any) -> JsonObject:
         """Make a call, and repeat it while AWS throttles it, fails internally, or does not answer.
 
         The call must be idempotent: reading, deleting, or creating with a client token.
@@ -133,7 +134,7 @@ class AwsClients:
         Raises:
             CloudError: refused, or no answer; see its `kind`.
         """
-        call_site = Where(f"{service}:{operation}", region, self.profile or "")
+        call_site = CallSite(f"{service}:{operation}", region, self.profile or "")
         return self._retried(lambda: self._once(call_site, service, operation, parameters))
 
     def pages(
@@ -161,8 +162,8 @@ class AwsClients:
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
     def _once(
-        self, location: Where, service: str, operation: str, parameters: Mapping[str, object]
-    ) -> dict[str, Any]:
+        self, location: CallSite, service: str, operation: str, parameters: Mapping[str, object]
+    ) -> JsonObject:
         from botocore import xform_name
 
         with _in_words(location):
@@ -197,7 +198,7 @@ class AwsClients:
 
 
 @contextmanager
-def _in_words(location: Where) -> Iterator[None]:
+def _in_words(location: CallSite) -> Iterator[None]:
     """Translate botocore's errors to ours."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError

@@ -39,7 +39,7 @@ ELSEWHERE = (ErrorKind.CAPACITY, ErrorKind.QUOTA, ErrorKind.PRICE, ErrorKind.PLA
 
 
 @dataclass(frozen=True)
-class Where:
+class CallSite:
     """The call that failed.
 
     Attributes:
@@ -53,27 +53,40 @@ class Where:
 
 
 _CODES: Mapping[ErrorKind, str] = {
-    ErrorKind.CAPACITY: """InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity InsufficientCapacity
-        UnfulfillableCapacity ReservationCapacityExceeded CapacityReservationFull Server.InsufficientInstanceCapacity
-        Server.SpotInstanceTermination Server.SpotInstanceShutdown""",
-    ErrorKind.QUOTA: """VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded VolumeLimitExceeded
-        MaxIOPSLimitExceeded SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded AddressLimitExceeded
-        NetworkInterfaceLimitExceeded LimitExceeded ResourceLimitExceeded Client.VolumeLimitExceeded Client.InstanceLimitExceeded""",
+    ErrorKind.CAPACITY: """
+        InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity
+        InsufficientCapacity UnfulfillableCapacity ReservationCapacityExceeded
+        CapacityReservationFull Server.InsufficientInstanceCapacity Server.SpotInstanceTermination
+        Server.SpotInstanceShutdown""",
+    ErrorKind.QUOTA: """
+        VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded
+        SpotInstanceCountLimitExceeded VolumeLimitExceeded MaxIOPSLimitExceeded
+        SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded AddressLimitExceeded
+        NetworkInterfaceLimitExceeded LimitExceeded ResourceLimitExceeded Client.VolumeLimitExceeded
+        Client.InstanceLimitExceeded""",
     ErrorKind.PRICE: "SpotMaxPriceTooLow",
-    ErrorKind.PLACE: """Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone InsufficientFreeAddressesInSubnet
-        InvalidSubnetID.NotFound InvalidSubnet""",
-    ErrorKind.PERMISSION: """UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException Client.UnauthorizedOperation
-        NotAuthorized""",
-    ErrorKind.CREDENTIALS: """AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired SignatureDoesNotMatch
-        UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken IncompleteSignature InvalidSignatureException
-        InvalidToken""",
-    ErrorKind.ACCOUNT: "Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification",
-    ErrorKind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
-        EC2ThrottledException RequestThrottled RequestThrottledException PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
-    ErrorKind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable "
-    "Unavailable ServerInternal Server.InternalError",
-    ErrorKind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse "
-    "ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
+    ErrorKind.PLACE: """
+        Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone
+        InsufficientFreeAddressesInSubnet InvalidSubnetID.NotFound InvalidSubnet""",
+    ErrorKind.PERMISSION: """
+        UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException
+        Client.UnauthorizedOperation NotAuthorized""",
+    ErrorKind.CREDENTIALS: """
+        AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired
+        SignatureDoesNotMatch UnrecognizedClientException InvalidAccessKeyId
+        MissingAuthenticationToken IncompleteSignature InvalidSignatureException InvalidToken""",
+    ErrorKind.ACCOUNT: """
+        Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification""",
+    ErrorKind.THROTTLED: """
+        RequestLimitExceeded Throttling ThrottlingException ThrottledException
+        TooManyRequestsException EC2ThrottledException RequestThrottled RequestThrottledException
+        PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
+    ErrorKind.INTERNAL: """
+        InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable
+        ServerInternal Server.InternalError""",
+    ErrorKind.IN_USE: """
+        DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse
+        InvalidIPAddress.InUse IncorrectInstanceState""",
 }
 _KIND = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
@@ -108,14 +121,14 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
     return ErrorKind.INTERNAL if status >= 500 or code.startswith("Server.") else ErrorKind.INVALID
 
 
-def refused(code: str, message: str, location: Where, status: int = 400) -> CloudError:
+def refused(code: str, message: str, location: CallSite, status: int = 400) -> CloudError:
     """Return the error for an answer with this code."""
     kind = kind_of(code, status)
     what, remedy = _refusal(kind, code, message.strip(), location)
     return CloudError(kind, code, what, remedy)
 
 
-def _refusal(kind: ErrorKind, code: str, message: str, location: Where) -> tuple[str, str]:
+def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tuple[str, str]:
     """Return what happened and what to do."""
     in_region = f" in {location.region}" if location.region else ""
     details = f"{code}: {_plain(message)}" if message else code
@@ -184,7 +197,7 @@ def _account(code: str, message: str, region: str) -> tuple[str, str]:
     )
 
 
-def _credentials_remedy(code: str, location: Where) -> str:
+def _credentials_remedy(code: str, location: CallSite) -> str:
     profile = f" --profile {location.profile}" if location.profile else ""
     if "Expired" in code:
         again = f"log in again (aws sso login{profile}), or renew the session's credentials"
@@ -198,7 +211,7 @@ def _credentials_remedy(code: str, location: Where) -> str:
     return f"check: aws sts get-caller-identity{profile}"
 
 
-def _permission(message: str, location: Where) -> str:
+def _permission(message: str, location: CallSite) -> str:
     """Return the missing permission.
 
     EC2 may report another action than the one called: RunInstances can fail for ec2:CreateTags.
@@ -207,7 +220,7 @@ def _permission(message: str, location: Where) -> str:
     return match[1] if match else location.operation
 
 
-def _principal(message: str, location: Where) -> str:
+def _principal(message: str, location: CallSite) -> str:
     match = re.search(r"User: (arn:[^\s]+)", message)
     return (
         match[1]
@@ -319,17 +332,17 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
     },
 }
 CLIENT_SIDE = {
-    name: (kind, *words) for kind, listed in _CLIENT_SIDE.items() for name, words in listed.items()
+    name: (kind, *texts) for kind, listed in _CLIENT_SIDE.items() for name, texts in listed.items()
 }
 """Kind, what happened, and what to do, by the name of botocore's class."""
 
 
-def page(status: int, location: Where) -> CloudError:
+def page(status: int, location: CallSite) -> CloudError:
     """Return the error for a page of HTML received instead of an answer."""
     return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
 
 
-def failed(names: tuple[str, ...], message: str, location: Where) -> CloudError:
+def failed(names: tuple[str, ...], message: str, location: CallSite) -> CloudError:
     """Return the error for one of botocore's own errors, raised before any answer.
 
     Args:

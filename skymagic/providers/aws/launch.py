@@ -18,7 +18,7 @@ from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.errors import Where
+from skymagic.providers.aws.errors import CallSite
 from skymagic.providers.aws.instances import Instance
 from skymagic.providers.aws.network import NetworkPlace
 from skymagic.providers.aws.selection import MachineOffer
@@ -260,7 +260,7 @@ def check_running(instances: Iterable[Instance], region: str) -> None:
                 f"{instance.reason or 'no reason is given'}"
             )
             raise errors.refused(
-                instance.reason_code or "Ended", message, Where("ec2:RunInstances", region)
+                instance.reason_code or "Ended", message, CallSite("ec2:RunInstances", region)
             )
 
 

@@ -149,7 +149,7 @@ def end(job: str, *, exact: bool = True) -> None:
 
 def all_rents() -> list[Rent]:
     """Return all stored rents, the oldest first. Deletes those that ended long ago."""
-    rents = sorted(_read(), key=lambda one: one.started)
+    rents = sorted(_read(), key=lambda rent: rent.started)
     old = {
         entry
         for entry in rents

@@ -109,12 +109,12 @@ def _row(group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
         str(first.vcpus),
         f"{first.memory:.12g} GB",
         f"{first.network:.12g} Gbit/s" if first.network else "-",
-        where(group),
+        zones_text(group),
         first.priced or "-",
     )
 
 
-def where(group: Sequence[MachineOffer]) -> str:
+def zones_text(group: Sequence[MachineOffer]) -> str:
     """Return the zones of one region, ``"us-east-1 a b d"``, or only the region if unknown."""
     region = group[0].region
     zones = sorted(offer.zone.removeprefix(region) for offer in group if offer.zone)
@@ -128,10 +128,10 @@ def machine(offer: MachineOffer) -> str:
 
 def machines(offer: MachineOffer, nodes: int) -> str:
     """Describe machines and their place: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
-    return f"{nodes} × {machine(offer)} in {place(offer)}"
+    return f"{nodes} × {machine(offer)} in {placement(offer)}"
 
 
-def place(offer: MachineOffer) -> str:
+def placement(offer: MachineOffer) -> str:
     """Describe where and how a machine is rented: "us-east-1a, spot"."""
     return f"{offer.zone or offer.region}, {'spot' if offer.spot else 'on demand'}"
 
@@ -147,7 +147,7 @@ def rental(offers: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
     return Rental(
         provider="aws",
         machine=machine(first),
-        location=place(first),
+        location=placement(first),
         region=first.region,
         cpus=first.vcpus,
         memory_gb=first.memory,
@@ -164,7 +164,7 @@ def _otherwise(offers: Sequence[MachineOffer]) -> list[str]:
     alternatives: dict[tuple[str, str], list[MachineOffer]] = {}
     for offer in offers[1:]:
         alternatives.setdefault((offer.instance_type, offer.region), []).append(offer)
-    descriptions = [f"{name} in {where(group)}" for (name, _), group in alternatives.items()]
+    descriptions = [f"{name} in {zones_text(group)}" for (name, _), group in alternatives.items()]
     more = (
         f" and {len(descriptions) - SHOWN_ELSEWHERE} more"
         if len(descriptions) > SHOWN_ELSEWHERE

@@ -184,7 +184,9 @@ def offers_to_try(request: PoolRequest, market: Market) -> tuple[MachineOffer, .
 
 
 def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
-    option = "--max-price" if "max_price" in request.given() else "%config SkyMagic.max_price"
+    option = (
+        "--max-price" if "max_price" in request.stated_fields() else "%config SkyMagic.max_price"
+    )
     price = selection.per_hour(cheapest, nodes)
     machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (
         ", spot," if cheapest.spot else ""

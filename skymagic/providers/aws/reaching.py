@@ -146,7 +146,7 @@ def _not_ours(failure: HostError) -> HostError:
         "another machine may answer at its address, or its image does not run cloud-init; "
         "nothing was sent there"
     )
-    return HostError(failure.host, reason, remedy)
+    return HostError(failure.host, reason, remedy, code="host-key-changed")
 
 
 def _silent(failures: Sequence[HostError], seconds: float) -> HostError:

@@ -87,7 +87,9 @@ def set_up_machines(
     reached = reaching.endpoints(instances, held.keys, survey.plan.request.cloud, head)
     connections = reaching.connect(survey.clients, instances, reached, say)
     held.connections += connections  # so that they are closed even if the next steps fail
-    facts = ssh.call_concurrently(lambda one: probe(one, survey.requirements, False), connections)
+    facts = ssh.call_concurrently(
+        lambda connection: probe(connection, survey.requirements, False), connections
+    )
     machines = list(map(ssh.Machine, reached, connections, facts))
 
     def check_beside() -> Findings | None:

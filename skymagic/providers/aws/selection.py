@@ -82,12 +82,12 @@ def matching_types(request: PoolRequest, types: Iterable[InstanceType]) -> list[
         common = [spec for spec in plain if re.match(r"[cmr]\d", spec.name)]
         large = [spec for spec in plain if re.match(r"x\d|u7", spec.name)]
         return sorted(
-            common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name)
+            common or large, key=lambda spec: (spec.vcpus, spec.memory, -spec.generation, spec.name)
         )[:MOST_TYPES]
     name, count = request.accelerator.name, request.accelerator.count
     having = [spec for spec in usable if spec.gpu and spec.gpus >= count and _is(name, spec.gpu)]
     fewest = min((spec.gpus for spec in having), default=0)
-    return sorted((spec for spec in having if spec.gpus == fewest), key=lambda one: one.name)
+    return sorted((spec for spec in having if spec.gpus == fewest), key=lambda spec: spec.name)
 
 
 def _is(requested: str, gpu: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from skymagic.errors import CloudError, PoolError
 from skymagic.plan.requests import CloudSettings
@@ -364,7 +364,7 @@ class RentedMachine:
         age = roughly(time.time() - self.launched)
         return self.id, self.type, self.gpus, self.zone, self.state, age
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the machine as plain values for programs."""
         return dict(vars(self))
 
@@ -415,7 +415,8 @@ class RentedPools:
         if problems := release_job(clients, pool.job_id, self._regions(clients)):
             listed = "\n  ".join(problems)
             raise PoolError(
-                f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}",
+                f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n"
+                f"  {listed}",
                 code="not-released",
                 names=[pool.job_id],
             )
@@ -425,13 +426,13 @@ class RentedPools:
         return self.regions or catalogue.used_regions(clients)
 
 
-def _pool(job: str, where: str, listed: Sequence[Instance]) -> RemotePool:
+def _pool(job: str, regions: str, listed: Sequence[Instance]) -> RemotePool:
     name, client, ends = (listed[0].tag(key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
     machines = tuple(map(RentedMachine.of, listed))
     return RemotePool(
         name,
         job,
-        where,
+        regions,
         client=client,
         started=min(machine.launched for machine in machines),
         ends=tags.seconds(ends),
