@@ -164,7 +164,7 @@ class Scheduler:
 
 
 def _not_kept(rank: int, seq: int) -> None:
-    """Do not record the display progress of an order that is not a run."""
+    """Ignore the progress of an order's display; only that of runs is recorded."""
 
 
 UNSENT = Outcome(failure=Failure("CellNotSent", _NOT_SENT, (_NOT_SENT,)))

@@ -471,8 +471,7 @@ def _with_measured_nodes(
 
 
 HOLDER_SECONDS = 3600
-"""Seconds a job waits for its first daemon. A notebook killed meanwhile leaves no job for longer.
-"""
+"""Seconds that a job waits for its first daemon: if the notebook is killed, the job ends then."""
 HOLDER = r"""umask 077
 find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 \
     -exec rm -rf {} + 2>/dev/null

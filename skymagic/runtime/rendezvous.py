@@ -34,7 +34,7 @@ class ValueExchange(Protocol):
 
 @dataclass
 class _State:
-    """State of this process: its connection, the next process group, and the depth of waits."""
+    """State of this process: its connection, the next process group, and the nesting of waits."""
 
     connection: ValueExchange | None = None
     """Connection to all ranks; None in a process that is not a rank."""

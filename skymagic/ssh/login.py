@@ -82,7 +82,7 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
 
 
 class UnsupportedLogin(HostError):
-    """The host requires a login that paramiko does not support; OpenSSH may."""
+    """The host requires a login that paramiko does not support, and OpenSSH may support."""
 
 
 # -- the handshake ---------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class Uplink:
         self._output.setdefault(output.rank, _Unsent()).add(output)
 
     def forget(self, rank: int) -> None:
-        """Drop a rank's output that waits: no notebook wants it, or it is sent again."""
+        """Drop a rank's output that waits: no notebook wants it, or it will be repeated."""
         self._output.pop(rank, None)
 
     def grant(self, cost: int) -> None:

@@ -215,7 +215,7 @@ def convert_values(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[
 
 
 def is_code(line: str, arguments: Sequence[str]) -> bool:
-    """Return True if the free words of a line are most likely Python code.
+    """Return True if the words of a line that belong to no option are most likely Python code.
 
     Examples: ``print(x)``, ``import torch``.
 

@@ -123,9 +123,9 @@ def _proof(secret: str, rank: int) -> list[int]:
 def device_of_collectives() -> Any:
     """Return the device for tensors of the default group's collectives.
 
-    There must always be one, or a stranger would pass without a proof. ``get_backend()`` returns
-    ``"cpu:gloo,cuda:nccl"`` or ``"undefined"``, so the backend of each device is taken from the
-    configuration.
+    Every group must have one: without a collective, a stranger would pass without a proof.
+    ``get_backend()`` returns ``"cpu:gloo,cuda:nccl"`` or ``"undefined"``, so the backend of each
+    device is taken from the configuration.
     """
     import torch
     import torch.distributed as dist

@@ -22,6 +22,7 @@ On-demand prices change a few times a year, spot prices all day.
 PRICE_LIST_REGION = "us-east-1"
 """Region that serves the price list of all regions."""
 FILTER_CHARACTERS = 1000  # the API allows 1024
+# What the history of spot prices calls plain Linux.
 PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 # Shared hardware, plain Linux without paid software, and no reservation.
 LINUX = {
