@@ -463,7 +463,7 @@ MUTATIONS = (
     Mutation(
         "price limit not checked",
         "providers/aws/market.py",
-        "is not None and price <= most\n",
+        "is not None and price <= price_limit\n",
         "is not None\n",
         "--max-price is kept",
         (COST,),

@@ -79,8 +79,8 @@ class LogReader:
     Args:
         record: record of the pool.
         key: addresses and credentials of its nodes.
-        nodes: its machines. The survey that owns them is never closed, because closing it would
-            terminate rented machines.
+        nodes: its machines, as the provider's `attach` returned them. The survey that came with
+            them is never closed, because that would terminate rented machines.
 
     Raises:
         PoolError: a node cannot be reached.
@@ -364,6 +364,7 @@ def _select_once_started(pool: Readable, request: LogsRequest) -> LogSelection:
         except RequestError:
             if not is_pending:
                 raise
+        # wait up to a second for new output, which may begin with the heading of the run
         telemetry.output_since(pool.agents, ranks[0], log_end, 1.0)
 
 
@@ -376,7 +377,7 @@ def _read_last(
         return position.add(*telemetry.last_lines(agents, rank, lines)), position
     last_lines = deque[str](maxlen=lines)
     for run in selection.runs or (WHOLE_LOG,):
-        last_lines.extend(selection.filter(position.finish()))  # the end of the run before
+        last_lines.extend(selection.filter(position.finish()))  # the previous run's last line
         for piece in telemetry.pieces(agents, rank, run):
             last_lines.extend(selection.filter(position.add(piece.text, piece.end)))
     return list(last_lines), position
@@ -453,18 +454,18 @@ def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
 
     Raises:
         RequestError: `grep` is not a valid regular expression.
-        PoolError, ProvisionError: the head cannot be reached.
+        PoolError, ProvisionError: the pool's head, which runs the job, cannot be reached.
     """
     pattern = grep_pattern(request.grep)
     partial_line = ""
-    size: int | None = request.lines  # applies to the log so far; later lines are all shown
+    line_limit: int | None = request.lines  # applies to the log so far; later lines are all shown
 
     def take(text: str) -> None:
-        nonlocal partial_line, size
+        nonlocal partial_line, line_limit
         *lines, partial_line = (partial_line + text).split("\n")
         matching = [line for line in lines if pattern.search(last_state(line))]
-        write(_printable(matching[-size:] if size else matching, ""))
-        size = None
+        write(_printable(matching[-line_limit:] if line_limit else matching, ""))
+        line_limit = None
 
     state = notebooks.follow(record, take, until_end=request.follow)
     take("\n" if partial_line else "")
@@ -538,12 +539,14 @@ def _select(
     mistakes: list[str] = []
     ranks = tuple(available)
     with collect_mistakes(mistakes):
-        size = max(available, default=-1) + 1
+        world_size = max(available, default=-1) + 1
         ranks = (
             tuple(
-                rank for rank in (request.rank or Selection("all")).ranks(size) if rank in available
+                rank
+                for rank in (request.rank or Selection("all")).ranks(world_size)
+                if rank in available
             )
-            if size
+            if world_size
             else ()
         )
     pattern = re.compile("")
@@ -568,12 +571,12 @@ def grep_pattern(grep: str | None) -> re.Pattern[str]:
     """Return the regular expression of ``--grep``. Raises RequestError."""
     try:
         return re.compile(grep or "")
-    except (re.error, OverflowError, RecursionError) as wrong:
-        raise RequestError(f"--grep {grep!r} is not a regular expression: {wrong}") from None
+    except (re.error, OverflowError, RecursionError) as problem:
+        raise RequestError(f"--grep {grep!r} is not a regular expression: {problem}") from None
 
 
 def _explain_no_run(request: LogsRequest, runs: Mapping[int, int]) -> str:
-    """Return a message that no run matches, with the existing ones."""
+    """Return the message that no run matches, which lists the runs that exist."""
     if request.cell is None:
         return f"the log has no run {request.run}; {_list_existing('run', list(runs))}"
     if request.run is None:

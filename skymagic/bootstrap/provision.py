@@ -81,7 +81,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
     Args:
         host: connection to the host.
         requirements: requirements of the environment.
-        sizes: query its package indexes for all packages, to list them in a plan.
+        sizes: also query its package indexes for the sizes of all packages, for the plan.
 
     Raises:
         HostError: its shell did not run the probe.
@@ -155,8 +155,8 @@ def setup(
             lambda python: early(Installation(python, initial_facts, code, requirements)),
         )
         if not facts.ready:
-            # The probe was before the installation: a new environment has the notebook's own
-            # distributions, and wheels from here if the host reaches no index.
+            # The facts predate the installation. The new environment has the notebook's own
+            # distributions, and wheels from this machine if the host reaches no index.
             facts = replace(
                 facts, own=requirements.digests, sent=supply is not None and facts.without_index
             )
@@ -349,8 +349,8 @@ class Addition:
         preferences: the notebook's versions of the dependencies, as pins. They are used only if all
             of them can be installed together.
         files: wheels of this machine to upload.
-        own: wheels of the notebook's own distributions. They are installed even if the same version
-            is installed already.
+        own: wheels of the notebook's own distributions, those that it has from a folder, a
+            repository or a file. They are installed even if the same version is there already.
         send_by_store: sends large files through the stores of the pool's nodes; None to upload them
             over the host's connection.
     """
@@ -471,7 +471,7 @@ def addition_script(
         installation: skymagic on the host.
         addition: what to install.
         incoming: name of the upload folder, which exists and is removed at the end.
-        sent: whether ``wheels/`` in that folder has everything that they need.
+        sent: whether ``wheels/`` in that folder has everything that the packages need.
     """
     facts, requirements = installation.facts, installation.requirements
     backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
@@ -504,7 +504,7 @@ def _package_lists(addition: Addition, indexes: tuple[str, ...], index: str) -> 
     lines = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
     files = {
         "requirements.txt": lines,
-        "builds.txt": (),
+        "builds.txt": (),  # must exist, because the functions of `PACKAGES` read it
         "kept.txt": addition.preserved,
         "versions.txt": addition.preferences,
         "renewed.txt": own,

@@ -23,7 +23,7 @@ NOTICE_BYTES = 5_000_000
 SendByStore = Callable[[Path], Sequence[str]]
 """Function that sends a file of this machine through the stores of a pool's nodes.
 
-It sends the file to all nodes of the pool at once, and returns the paths where it may be on a host.
+It sends the file to all nodes of the pool at once, and returns the paths to try on a host.
 """
 MIN_STORE_BYTES = 1 << 20
 """Minimum size of a file that is sent through the nodes' stores, not over the host's connection."""
@@ -137,7 +137,10 @@ def upload(
 def report_large_files(
     files: Mapping[str, bytes | Path], report: Report
 ) -> Iterator[tuple[str, bytes | Path]]:
-    """Yield each file once those before it are sent, and report large ones."""
+    """Yield the files, and report each large one just before it.
+
+    The caller sends each file before it asks for the next one.
+    """
     sizes = {name: nbytes_of(content) for name, content in files.items()}
     sent = 0
     for name, nbytes in sizes.items():

@@ -95,5 +95,5 @@ def _clock(
 
 def _unreachable(node: Node, problem: BaseException) -> Health:
     logger.warning("node not checked: node=%s problem=%s", node.name, type(problem).__name__)
-    first = (str(problem).splitlines() or [""])[0]
-    return Health(node.name, unreached=first or type(problem).__name__)
+    first_line = (str(problem).splitlines() or [""])[0]
+    return Health(node.name, unreached=first_line or type(problem).__name__)

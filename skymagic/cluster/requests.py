@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgentRequests(States):
-    """Requests to the agents of a pool, each for its node and its ranks, and their replies."""
+    """Client of a pool's agents: sends requests to their nodes and ranks, and waits for replies."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class AgentRequests(States):
         self._links = AgentLinks(self, received, changed)
         self._calls = PendingCalls(self._changed)
         self._granting = threading.Lock()
-        # index of a node → cost of output that was shown, and that its agent does not know of
+        # index of a node → cost of shown output for which its agent has got no new credit yet
         self._ungranted: dict[int, int] = {}
 
     def execute(
@@ -42,7 +42,7 @@ class AgentRequests(States):
     ) -> None:
         """Have ranks carry out an order, and return at once.
 
-        Their output and outcomes go to `on_result` of the constructor.
+        Their output and outcomes go to `on_result` (an argument of `Agents`).
 
         Args:
             request: identity of the request.
@@ -61,7 +61,10 @@ class AgentRequests(States):
             )
 
     def grant(self, output: wire.Output) -> None:
-        """Allow the agent that sent this output to send as much more; safe on any thread."""
+        """Allow the agent that sent this output, which was read, to send as much more.
+
+        Safe on any thread.
+        """
         location = self.specs.get(output.rank)
         if location is None or not output.cost:
             return
@@ -76,7 +79,7 @@ class AgentRequests(States):
                     link.send(wire.Credit(cost))
 
     def follow(self, request: str, shown: Mapping[int, int]) -> None:
-        """Have agents send the output and outcomes of an earlier request to `on_result`.
+        """Have agents send the output and outcomes of an earlier request, which go to `on_result`.
 
         Args:
             shown: rank → number of the last content that was already shown.
@@ -98,7 +101,7 @@ class AgentRequests(States):
             link.send(wire.Signal(node_ranks, signum))
 
     def ask(self, ranks: Iterable[int], query: Query[T], timeout: float) -> dict[int, T]:
-        """Ask ranks' control threads, also while their cells run.
+        """Ask the control threads of ranks, which also answer while a cell runs.
 
         Returns:
             The answers received within `timeout` seconds, by rank.
@@ -150,7 +153,7 @@ class AgentRequests(States):
     def read_log(self, request: wire.ReadLog, timeout: float) -> wire.LogPiece | None:
         """Return a piece of a rank's log, or None after `timeout` seconds.
 
-        The request gets its number here.
+        `request.number` is set here.
         """
         answer: wire.LogReply | None = self._ask_log(request, timeout)
         return answer.piece if answer is not None else None
@@ -169,10 +172,10 @@ class AgentRequests(States):
     @contextlib.contextmanager
     def busy(self, ranks: Iterable[int]) -> Iterator[None]:
         """Keep nodes without any of these ranks from treating the pool as idle during a run."""
-        at_work = {self.specs[rank][0] for rank in ranks}
+        busy_nodes = {self.specs[rank][0] for rank in ranks}
         specs = enumerate(self._node_specs)
         idle_nodes = [
-            node for node, spec in specs if spec.idle_timeout is not None and node not in at_work
+            node for node, spec in specs if spec.idle_timeout is not None and node not in busy_nodes
         ]
         number = self._calls.number() if idle_nodes else 0
 

@@ -28,14 +28,14 @@ from skymagic.display.live import is_watched, own_kernel, widget_view
 from skymagic.wire.typed import JsonObject
 
 RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
-"""Seconds between two measurements of the ranks' use, and total seconds of measuring.
+"""Seconds between two measurements of the ranks' resource use, and seconds in total.
 
 The total is limited because the kernel cannot know if the page is still open.
 """
 DEADLINE = 10.0
 """Seconds within which a front end must report that it displays the line.
 
-Its first widget takes a while to load.
+The first widget of a page takes a while to load.
 """
 LINE_CLASS, LIVE_CLASS = "skymagic-line", "skymagic-live"
 """CSS classes of a line's widgets, and of the widgets of a running cell."""
@@ -108,7 +108,7 @@ class Controls:
         self._buttons = [button for button, _ in handlers]
         self._row, self._panel = ipywidgets.HBox([self._line]), ipywidgets.HTML()
         self._stop_measuring: threading.Event | None = None
-        """Set to stop the measurements of the ranks' use; None while none are made."""
+        """Set to stop measuring the ranks' resource use; None while nothing is measured."""
         # the default None disables counting
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)
         self._box.add_class(LINE_CLASS)
@@ -256,7 +256,7 @@ def _close(widgets: Sequence[Any]) -> None:
 def _button(label: str, icon: str, tooltip: str) -> Any:
     import ipywidgets
 
-    # keeps a long line from squeezing the button's text
+    # the layout keeps a long line from squeezing the button's text
     return ipywidgets.Button(
         description=label, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"}
     )
@@ -341,7 +341,9 @@ class ShellChannel:
         JupyterLab uses a new session each time it is opened, and requests the kernel's state
         immediately. Messages are only noticed while a comm is registered.
         """
-        return any(when >= since for other, when in [*self._pages.items()] if other != page)
+        return any(
+            when >= since for other_page, when in [*self._pages.items()] if other_page != page
+        )
 
     def pump(self) -> None:
         """Process pending messages on the main thread, if no other thread does."""

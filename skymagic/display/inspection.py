@@ -63,7 +63,7 @@ def states(by_rank: Mapping[int, str]) -> list[str]:
 
 
 def _stack(stack: Stack | None) -> str:
-    """Return the text after the names of the ranks."""
+    """Return a position, as the text that follows the ranks in its heading."""
     if stack is None:
         return f": {NO_ANSWER}"
     if not stack.busy:
@@ -138,7 +138,10 @@ def _rows(
 
 
 def _range_or_first(values: Sequence[str]) -> str:
-    """Return the lowest and the highest of several numbers, or the first few of other values."""
+    """Return up to three values as they are; of more, the lowest and highest number.
+
+    If some are not numbers, return the first three.
+    """
     if len(values) <= 3:
         return ", ".join(values)
     try:
@@ -242,20 +245,20 @@ def _beginning(value: Any) -> str:
     """
     if type(value) not in BRACKETS:
         return ""
-    shown: list[str] = []
+    shown_items: list[str] = []
     for item in islice(
         value.items() if type(value) is dict else ((element,) for element in value), MAX_CHARACTERS
     ):
         parts = [_repr(part) if type(part) in SCALARS else "" for part in item]
         if not parts[0]:
             return ""
-        shown.append(": ".join(part or "…" for part in parts))
-        if sum(map(len, shown)) + 2 * len(shown) > MAX_CHARACTERS:
-            shown.pop()
+        shown_items.append(": ".join(part or "…" for part in parts))
+        if sum(map(len, shown_items)) + 2 * len(shown_items) > MAX_CHARACTERS:
+            shown_items.pop()
             break
     opening, closing = BRACKETS[type(value)]
-    more = f", …{closing} {count(len(value), 'item')}" if len(shown) < len(value) else closing
-    return f"{opening}{', '.join(shown)}{more}" if shown else ""
+    more = f", …{closing} {count(len(value), 'item')}" if len(shown_items) < len(value) else closing
+    return f"{opening}{', '.join(shown_items)}{more}" if shown_items else ""
 
 
 def _repr(value: Any) -> str:
@@ -266,6 +269,6 @@ def _repr(value: Any) -> str:
             and len(value) > MAX_CHARACTERS
         ):
             return ""
-        shown = repr(value)
-        return shown if len(shown) <= MAX_CHARACTERS and "\n" not in shown else ""
+        text_form = repr(value)
+        return text_form if len(text_form) <= MAX_CHARACTERS and "\n" not in text_form else ""
     return ""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 STOP_TIMEOUT = 5.0
-"""Seconds that clients have to end after an interrupt."""
+"""Seconds within which clients should end after an interrupt."""
 POLL_INTERVAL = 0.2
 NOTHING_COPIED = "nothing was copied"
 
@@ -122,13 +122,13 @@ class FileClient:
             take: called with each message and its payload; returns whether to continue.
         """
         self._write(files_wire.encode(request))
-        more = True
+        wants_more = True
         for message, payload in self._messages:
             if isinstance(message, files_wire.SendFilesReply):
                 break
-            if more and isinstance(message, files_wire.FilePart):
-                more = take(message, payload) and not self.interrupted
-                if not more:
+            if wants_more and isinstance(message, files_wire.FilePart):
+                wants_more = take(message, payload) and not self.interrupted
+                if not wants_more:
                     self.cancel()
         self.check()
 
@@ -185,7 +185,7 @@ class FileClients:
         def open_client(node: Node) -> None:
             client = FileClient(node, self._start(node), self._stop)
             self._clients.append(client)
-            logger.debug("file server is connected: node=%s", node.index)
+            logger.debug("transfer server is connected: node=%s", node.index)
             # Race: opened after the interrupt, when __exit__ had already closed the others.
             if self._stop.is_set():
                 client.close()
@@ -195,7 +195,7 @@ class FileClients:
                 [(node, partial(open_client, node)) for node in self.nodes], NOTHING_COPIED
             )
         except BaseException as problem:
-            logger.warning("file servers not reached: error=%s", type(problem).__name__)
+            logger.warning("transfer servers not reached: error=%s", type(problem).__name__)
             self.__exit__()
             raise
         self._clients.sort(key=lambda client: self.nodes.index(client.node))
@@ -224,8 +224,7 @@ class FileClients:
             while pending:
                 pending = bool(wait(futures, POLL_INTERVAL).not_done)
                 self._on_poll()
-        # An interrupt.
-        except BaseException:
+        except BaseException:  # the wait was interrupted
             self._stop.set()
             end = time.monotonic() + STOP_TIMEOUT
             # If a connection ended without Cancel, the node would consider it lost, and keep half a

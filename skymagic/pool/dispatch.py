@@ -46,13 +46,13 @@ WAKE_INTERVAL = 0.5
 Python may sleep through an interrupt that arrives just before it starts to wait.
 """
 _NOT_SENT = (
-    "this rank did not get the cell, for its notebook was killed while it sent it: run the cell "
-    "again"
+    "this rank did not get the cell, because the notebook was killed while sending it: run the "
+    "cell again"
 )
 
 
 class RankReservation:
-    """Request for some ranks; as a context manager, waits for them and releases them.
+    """Request for some ranks. As a context manager, it waits for them and releases them.
 
     Attributes:
         run: the run that needs the ranks, if it is a cell.
@@ -164,7 +164,7 @@ class Scheduler:
 
 
 def _not_kept(rank: int, seq: int) -> None:
-    """Do not record the display progress of an order that is not a run."""
+    """Ignore the progress of an order's display; only that of runs is recorded."""
 
 
 UNSENT = Outcome(failure=Failure("CellNotSent", _NOT_SENT, (_NOT_SENT,)))
@@ -248,7 +248,8 @@ class Dispatch:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
                 self._under_way.pop(submission.request, None)
-            submission.unread(OutputArrived)  # grants what nobody will read
+            # reads the rest of the output, and thereby grants the agents credit for it
+            submission.unread(OutputArrived)
         for death in submission.unread(RankDeath):  # died after reporting the outcome
             self.on_late_death(death.exited)
         for note in submission.unread(PoolNote):
@@ -325,8 +326,8 @@ class Dispatch:
     def close(self, reason: str) -> None:
         """End all submissions with a PoolError and refuse new ones, because the pool ends.
 
-        The end may be here or elsewhere. Without this, runs would wait for outcomes that never
-        arrive. The first reason counts; safe to call twice.
+        This notebook may have ended it, or another process. Without this, runs would wait for
+        outcomes that never arrive. The first reason is kept. Safe to call twice.
         """
         with self._lock:
             if self._status.ended is not None:

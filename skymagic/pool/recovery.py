@@ -81,7 +81,7 @@ class Recovery:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held briefly while the fields below change."""
     _to_replace: set[int] = field(default_factory=set)
-    """Ranks that the current recovery replaces in its next generation, or else the next one."""
+    """Ranks to replace: in the current recovery's next generation, or else in the next recovery."""
     _to_form: bool = False
     """True if the next recovery must form the process group again; otherwise ranks only settle."""
     _queued: bool = False
@@ -197,7 +197,7 @@ class Recovery:
             self.wait(GIVE_UP_TIMEOUT)  # let the recovery notice that its nodes were given up
         is_head_new = 0 in self._resources.agents.gone
         revived = self._resources.revive()
-        if is_head_new:  # the others learn of its port
+        if is_head_new:  # the other ranks must learn its new port
             self._infos = self._resources.reshape()
         self._replace({*selected, *revived})
         self._wait_until_back()
@@ -227,7 +227,7 @@ class Recovery:
         return slow_start.delay_reason(self._resources) if recovering else ""
 
     def _replace(self, chosen: Iterable[int]) -> None:
-        """Restart ranks and end the runs on them. A recovery in progress restarts them, if any."""
+        """Restart ranks and end the runs on them, in the recovery in progress or in a new one."""
         with self._lock:
             ranks = sorted(set(chosen) - (self._restarted or frozenset()))
             self._problem = None
@@ -326,7 +326,7 @@ class Recovery:
             is_settled = (
                 not form and self._rejoin(range(self._status.world_size), form=False) is None
             )
-            # A restart may have asked for ranks meanwhile.
+            # Settling is not enough if a restart has asked for ranks meanwhile.
             if not (is_settled and self._end_unless_requested()):
                 self._bring_back(dead)
         except Exception as problem:
@@ -434,8 +434,8 @@ def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     Most failures are only consequences: a rank that waited for a faulty one was released, or had
     lost its connection to it before (torch words this in many ways). At fault are the ranks that
     died, that raised any other error, or that had to be killed because releasing them did not end
-    their wait. Otherwise, these are the ranks whose error may be a lost connection, but whose text
-    does not say so.
+    their wait. If there are none, suspects are returned: ranks with an error of a type that may be
+    a lost connection, but with a text that does not say so.
 
     Args:
         hung: ranks that were killed because they hung or could not start, with the reasons.

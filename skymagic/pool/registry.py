@@ -83,8 +83,8 @@ def register(pool: Pool) -> None:
     logger.debug("pool is registered: pool=%s job=%s", pool.name, pool.job_id)
     _pools[pool.name] = pool
     atexit.unregister(at_exit)
-    # registered last so that it is called first: ipykernel's shutdown may hang for seconds, and
-    # Jupyter kills the process meanwhile
+    # Registered last, to be called first: ipykernel's shutdown may hang for seconds, during which
+    # Jupyter kills the process.
     atexit.register(at_exit)
 
 
@@ -94,7 +94,7 @@ def pop(name: str) -> Pool | None:
 
 
 def unregister(pool: Pool) -> None:
-    """Unregister a pool that keeps running without this notebook. Safe to call twice."""
+    """Unregister a pool, and change nothing on its nodes. Safe to call twice."""
     # by then another pool may have the name
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
@@ -119,8 +119,8 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
     if any(name in (None, pool.name) for pool in running):
         return None
     logs = {**_last_lines, **{pool.name: pool.last_lines for pool in ended_pools()}}
-    key = next(reversed(logs), None) if name is None else name
-    return (key, logs[key]) if key in logs and logs[key] else None
+    pool_name = next(reversed(logs), None) if name is None else name
+    return (pool_name, logs[pool_name]) if pool_name in logs and logs[pool_name] else None
 
 
 def unregister_closed(pool: Pool) -> None:
@@ -132,7 +132,7 @@ def unregister_closed(pool: Pool) -> None:
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
     if folder := os.environ.get(NOTEBOOK_JOB):
-        # tells the notebook job that runs this notebook that the notebook ended the pool itself
+        # for the process of the notebook job: the notebook itself has ended the pool
         Path(folder, NOTEBOOK_CLOSED).touch()
     # The record of a pool that another notebook has taken is that notebook's. That of a pool with
     # unreached machines is needed to end them later.

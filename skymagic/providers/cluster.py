@@ -226,7 +226,7 @@ class DirectConnection:
     def _direct(self, *command: str) -> Transport | None:
         """Return a direct connection, or None if the node does not answer at its address.
 
-        The relay may have ended; another one is started once.
+        If the relay has ended, another one is started, but only once.
         """
         for _ in range(2):
             access = self._access
@@ -281,7 +281,7 @@ class Allocation:
     """Key of the pool's channels, if they pass through a scheduler that does not encrypt them."""
     machines: list[HostMachine] = field(default_factory=list)
     plan: Plan | None = None
-    ready: bool = False
+    ready: bool = False  # True once all ranks are up; the release is then not announced
     closing: threading.Lock = field(default_factory=threading.Lock)
 
     def run_request(self, request: Callable[[], Any]) -> Any:
@@ -366,15 +366,15 @@ class ClusterSurvey(Survey):
             nodes: the allocated nodes.
             source: start of the progress line, before the node names: who allocated them.
             patience: see `ClusterNode.inspect`.
-            plan_fields: fields of the plan that the inspection does not find out.
+            plan_fields: fields of the plan that the inspection cannot tell, such as its end.
         """
         allocation, names = self.allocation, [node.name for node in nodes]
         say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
-        before = allocation.machines[:]
+        previous_machines = allocation.machines[:]
         allocation.machines[:] = call_concurrently(
             lambda node: node.inspect(self.requirements, patience), nodes
         )
-        call_concurrently(HostMachine.close, before)
+        call_concurrently(HostMachine.close, previous_machines)
         if allocation.key is not None and (unverified := sorted(allocation.key.unverified)):
             print_note(
                 f"[{', '.join(unverified)}: trusted on first use, because without a shared home "
@@ -471,8 +471,7 @@ def _with_measured_nodes(
 
 
 HOLDER_SECONDS = 3600
-"""Seconds a job waits for its first daemon. A notebook killed meanwhile leaves no job for longer.
-"""
+"""Seconds that a job waits for its first daemon: if the notebook is killed, the job ends then."""
 HOLDER = r"""umask 077
 find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 \
     -exec rm -rf {} + 2>/dev/null
@@ -517,8 +516,9 @@ one, or with the job.
 
 - A scheduler ends a job by a signal to all of its processes. The holder then waits until its
   daemons have ended, because a Slurm step kills the others when its first process has ended.
-- The end of a daemon writes ``-`` to the pipe, a signal an empty line, so that `read` returns. A
-  process next to them writes ``?`` after `HOLDER_SECONDS`: without a daemon, the holder then ends.
+- When a daemon ends, ``-`` is written to the pipe. A signal writes an empty line, so that `read`
+  returns. A background process writes ``?`` after `HOLDER_SECONDS`; if no daemon runs then, the
+  holder ends.
 - A daemon that is killed before it handles signals leaves its folder behind; the holder removes it.
 - Daemons get no SLURM_* variables, which frameworks would take for those of a launcher (Lightning
   issue 18650).
@@ -526,7 +526,7 @@ one, or with the job.
 
 
 def holder_folder(job_id: str, node: str) -> str:
-    """Return the holder's folder on a node, which the channel's shell has as `SKYMAGIC_HOLDER`.
+    """Return the holder's folder on a node, to be set as `SKYMAGIC_HOLDER` in the channel's shell.
 
     If another user has taken that name, the holder appends a plus sign and random letters
     (`kernels.fork.holder`).

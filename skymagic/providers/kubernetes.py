@@ -47,7 +47,7 @@ RETRY_SECONDS = 20.0
 
 @functools.lru_cache(maxsize=8)
 def _known_cluster(context: str, namespace: str, configured: object) -> KubernetesCluster:
-    # a new login changes `configured`, and thereby creates a new client
+    # `configured` is part of the cache's key: after a new login, a new client is created
     return KubernetesCluster(context, namespace)
 
 
@@ -330,6 +330,7 @@ def _preview(request: PoolRequest, manifest: Callable[[str], JsonObject]) -> tup
     manifest_json = manifest(f"{request.name or 'main'}-00000000")
     # a deep copy, because YAML turns repeated objects into anchors
     job = json.loads(json.dumps(manifest_json))
+    # the script of the command is long, and not the user's concern
     job["spec"]["template"]["spec"]["containers"][0]["command"][2] = "…"
     text = yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
     return tuple(str(text).splitlines())
@@ -368,12 +369,12 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
                 code="kubernetes-deleted",
                 names=[name],
             )
-        first = next(
+        first_creating = next(
             (pod["metadata"]["name"] for pod in pods if api.waiting_reason(pod)[0] == api.CREATING),
             None,
         )
         creating, suspended = (
-            cluster.events(first) if first else [],
+            cluster.events(first_creating) if first_creating else [],
             bool(job["spec"].get("suspend")),
         )
         if (reason := api.waiting_words(pods, nodes, events, suspended, creating)) != last_reason:

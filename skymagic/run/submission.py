@@ -64,7 +64,7 @@ class StopPressed:
 
 @dataclass(frozen=True)
 class PoolNote:
-    """A line for the user on the pool."""
+    """A line about the pool, for the user."""
 
     text: str
 
@@ -140,7 +140,7 @@ class Submission:
         number: number of the run in the pool; 0 for an order that is not a run.
         request: identity of the request; a notebook that takes over derives it from the number.
         metrics: metrics that the ranks have reported.
-        repeated: messages of another notebook's run that may have been shown there.
+        repeated: marks output that another notebook may have shown already.
         on_read: called with each piece of output once the run has read it.
     """
 

@@ -34,7 +34,7 @@ class ValueExchange(Protocol):
 
 @dataclass
 class _State:
-    """State of this process: its connection, the next process group, and the depth of waits."""
+    """State of this process: its connection, the next process group, and the nesting of waits."""
 
     connection: ValueExchange | None = None
     """Connection to all ranks; None in a process that is not a rank."""
@@ -142,8 +142,9 @@ def free_port(address: str) -> int:
     Raises:
         OSError: no port is free.
     """
-    below = range(EPHEMERAL // 2, _first_ephemeral_port())
-    for port in [*random.SystemRandom().sample(below, min(len(below), TRIES)), 0]:
+    candidates = range(EPHEMERAL // 2, _first_ephemeral_port())
+    for port in [*random.SystemRandom().sample(candidates, min(len(candidates), TRIES)), 0]:
+        # all addresses, if this one does not belong to an interface of the machine (NAT)
         for host in (address, ""):
             with contextlib.suppress(OSError), socket.create_server((host, port)) as server:
                 return int(server.getsockname()[1])

@@ -100,25 +100,25 @@ class HostConnection(ABC):
         """
         process = self.open(script)
         self._scripts.add(process)
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def end() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
-        watch = threading.Timer(timeout or 0.0, end)
-        watch.daemon = True
+        timer = threading.Timer(timeout or 0.0, end)
+        timer.daemon = True
         try:
             if timeout is not None:
-                watch.start()
+                timer.start()
             process.end_input()
             out = _read_output(process, lines)
             status = process.finish(5.0)
         finally:
-            watch.cancel()
+            timer.cancel()
             process.kill()
             self._scripts.discard(process)
-        if late.is_set():
+        if timed_out.is_set():
             raise HostError(
                 self.label,
                 f"a script took longer than {timeout:.0f} s and was killed",

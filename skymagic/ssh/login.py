@@ -82,7 +82,7 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
 
 
 class UnsupportedLogin(HostError):
-    """The host requires a login that paramiko does not support; OpenSSH may."""
+    """The host requires a login that paramiko does not support, and OpenSSH may support."""
 
 
 # -- the handshake ---------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
         return True
     try:
         transport.auth_none(endpoint.user)
-    except paramiko.BadAuthenticationType as refused:
-        return set(refused.allowed_types) != {"publickey"}
+    except paramiko.BadAuthenticationType as problem:
+        return set(problem.allowed_types) != {"publickey"}
     except (paramiko.SSHException, OSError, EOFError):
         pass
     return False
@@ -223,7 +223,7 @@ def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
 def _silence_log(transport: paramiko.Transport) -> None:
     """Keep paramiko's log out of the notebook, unless a level was set.
 
-    It has tracebacks of problems that are reported as errors anyway.
+    It contains tracebacks of problems that skymagic reports as errors anyway.
     """
     log = logging.getLogger(LOGGER)
     if log.level == logging.NOTSET:
@@ -303,7 +303,10 @@ def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostErr
     if problem is None:
         reason = f"{address} accepted the connection, but sent nothing for {endpoint.timeout:.0f} s"
         return HostError(
-            endpoint.label, reason, "is that sshd, and is the host overloaded?", code="host-no-ssh"
+            endpoint.label,
+            reason,
+            "is that sshd's port, or is the host overloaded?",
+            code="host-no-ssh",
         )
     if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
         return HostError(

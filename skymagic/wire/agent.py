@@ -39,8 +39,8 @@ numbers (`Output.seq`), from 1 in each request, arrives in their order, and ends
 may overtake output. Output of different ranks is not ordered.
 
 **Back pressure.** An agent starts with a credit of `window` for output; each `Credit` adds what the
-notebook has shown. Text is sent in short pieces. So a flood never delays another message by more
-than the window takes on the link. Output that has to wait is bounded
+notebook has shown, and text is sent in short pieces. A flood of output therefore delays another
+message by no more time than the link needs for one window. Output that has to wait is bounded
 (`kernels.agent.uplink`), and no rank ever waits for a notebook.
 """
 
@@ -145,7 +145,7 @@ class AgentStarted(AgentMessage):
 
 
 class ProbeAddresses(AgentMessage):
-    """Notebook → agent: probe these addresses (address → port); the right node has `secret`."""
+    """Notebook → agent: probe these addresses (address → port) of a node that knows `secret`."""
 
     addresses: dict[str, int]
     secret: str = field(repr=False)
@@ -229,7 +229,8 @@ class OrderFinished(AgentMessage):
     rank: int
     request: str
     outcome: JsonObject
-    """`wire.outcome.Outcome`, which the notebook reads: a cell may have broken what a rank reports.
+    """A `wire.outcome.Outcome` as plain values; checked when the notebook reads it, because a cell
+    may have broken it.
     """
 
 
@@ -257,10 +258,7 @@ class LogLevel(AgentMessage):
 
 
 class Measure(AgentMessage):
-    """Notebook → agent: measure the resource use of these ranks.
-
-    One `Measurement` answers.
-    """
+    """Notebook → agent: measure the resource use of these ranks; answered by one `Measurement`."""
 
     ranks: tuple[int, ...]
     devices: dict[int, tuple[str, ...]]
@@ -381,7 +379,7 @@ class NotebookAttached(AgentMessage):
 class NotebookReplaced(AgentMessage):
     """Daemon → agent: another notebook has taken over.
 
-    The agent repeats everything that it sent to the first one.
+    The agent repeats everything that it sent to the previous one.
     """
 
 
@@ -539,7 +537,7 @@ class Publish(AgentMessage):
     rank: int
     kind: str
     content: JsonObject
-    """Jupyter's content of such a message."""
+    """Content of the Jupyter message of this kind."""
 
 
 class MetricsReport(AgentMessage):

@@ -25,14 +25,19 @@ from skymagic.wire.typed import JsonObject
 from skymagic.wire.values import BindOrder
 
 FUNCTION_NAME = "_sky_call"
-"""Name under which the function of a call travels; the line that calls it is not the user's code.
+"""Name that the function of a function call has on the ranks.
+
+The line that calls it is skymagic's, not the user's.
 """
 SOURCE_NAME = "_sky_source"
 """Temporary variable with the source of a long cell, which travels as a value does: once to the
 nodes, and from there from node to node.
 """
 LONGEST_SOURCE = 64 << 10
-"""Characters of a cell's source that travel in its request, to each node from the notebook."""
+"""Maximum characters of a source that is sent within the request, from the notebook to each node.
+
+A longer one is sent as the variable `SOURCE_NAME`.
+"""
 # A key among the variables that come back. It contains blanks, so no variable can have this name.
 LAST_VALUE = "the value of the last expression"
 ON_GPU = "on its GPU"
@@ -52,12 +57,12 @@ class _Order:
     visible_ranks: tuple[int, ...] = ()
     """Ranks whose output is shown."""
     screen_limit: int = 1
-    """Most bytes of a rank's output that may be shown; the log holds all of it."""
+    """Maximum bytes of a rank's output that may be shown at once; the log holds all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCell(_Order):
-    """Bind the variables sent, run the source, send values back."""
+    """Order to bind variables, run the source, and send values back."""
 
     execution_count: int
     compiler_flags: int = 0
@@ -77,7 +82,7 @@ class RunCell(_Order):
     Ranks only store this and the following fields, for another notebook.
     """
     output: str = ""
-    """Variable in the notebook that receives those values."""
+    """Variable in the notebook that receives the values of the last expression."""
     head: bool = False
     """True if the notebook's variables take the first rank's values only."""
 
@@ -88,16 +93,14 @@ class Lend(_Order):
 
     names: tuple[str, ...]
     held: tuple[str, ...] = ()
-    """Names that the other ranks already have; they are not included for the functions that use
+    """Names that the other ranks already have; they are not packed only because a function uses
     them.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoin(_Order):
-    """Form the process group again with replaced ranks, or only resynchronize after a failed
-    cell.
-    """
+    """Form the process group again with replaced ranks, or only settle after a failed cell."""
 
     generation: int
     form: bool = True
@@ -118,7 +121,7 @@ CODEC: Codec[Order] = Codec(RunCell, Lend, Rejoin, Debug, max_line=1 << 30)
 
 
 def packed_order(order: Order) -> list[Any]:
-    """Return an order as a value of JSON, for `wire.agent.Request`."""
+    """Return an order as a JSON value, for `wire.agent.Request`."""
     return CODEC.to_plain(order)
 
 

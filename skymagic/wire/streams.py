@@ -15,7 +15,7 @@ from __future__ import annotations
 import select
 
 MARK = b"\x1b\x00stderr "
-HEADER_BYTES = len(MARK) + 5
+HEADER_BYTES = len(MARK) + 5  # four hexadecimal digits of the text's size, and a NUL byte
 MAX_TEXT_BYTES = select.PIPE_BUF - HEADER_BYTES
 """Maximum number of bytes of text in a frame."""
 
@@ -29,7 +29,7 @@ def frame(text: bytes | memoryview) -> bytes:
 
 
 class FrameReader:
-    """Splits the data of the first pipe into standard output and standard error. Does no I/O.
+    """Splits the data of standard output's pipe into standard output and error. Does no I/O.
 
     Data that only resembles a frame counts as standard output.
     """
@@ -56,8 +56,7 @@ class FrameReader:
             # The header is incomplete: wait for the rest.
             elif len(data) < HEADER_BYTES:
                 self._rest, data = data, b""
-            # Only the mark is there, not a header: pass its first byte on, and search again behind
-            # it.
+            # The mark is not followed by a size: pass on its first byte, and search in the rest.
             elif (size := _size(data)) is None:
                 parts.append(("stdout", data[:1]))
                 data = data[1:]
@@ -66,7 +65,7 @@ class FrameReader:
         return parts
 
     def end(self) -> list[tuple[str, bytes]]:
-        """Return text held back, at the end of the stream."""
+        """Return the text that is held back; called when no more follows."""
         held_back, self._rest = self._rest, b""
         return [("stdout", held_back)] if held_back else []
 

@@ -12,7 +12,7 @@ _RESOURCE_READERS = frozenset({"get_data", "read_text", "read_binary", "open_tex
 `pkgutil.get_data`; the second argument names the file.
 """
 _RESOURCE_MODULES = frozenset({"resources", "importlib_resources"})
-"""Last names of the modules whose function `files` opens the package named by its argument."""
+"""Last parts of the names of modules whose `files("a")` opens the package `a`."""
 _GUARDS = frozenset({"TYPE_CHECKING", "find_spec", "version_info", "platform", "suppress"})
 """Names in the condition of an `if` or `with` that show that an import is optional."""
 

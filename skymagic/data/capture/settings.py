@@ -69,7 +69,7 @@ _CHANGING_METHODS = frozenset(("update", "setdefault", "pop", "clear"))
 _LOGGER_SETTERS = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
 """Methods that configure a logger."""
 _ALSO_CHANGES: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
-"""Maps a package to another one whose settings its setters change too."""
+"""Package → another package, of which its setters change settings too."""
 _SINGLE_TOPIC = frozenset(("logging", "warnings", "matplotlib", "jax"))
 """Packages whose settings are one topic.
 
@@ -205,9 +205,9 @@ def _changed_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Se
             if getattr(function, "__name__", "") in _SETTERS.get(package, ()):
                 yield Setting(package, path[0])
     elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
-        maker = dotted_path(func.value.func)  # logging.getLogger().setLevel(…)
-        if func.attr in _LOGGER_SETTERS and maker[-1:] == ["getLogger"]:
-            yield Setting("logging", f"{'.'.join(maker)}().{func.attr}")
+        called_path = dotted_path(func.value.func)  # logging.getLogger().setLevel(…)
+        if func.attr in _LOGGER_SETTERS and called_path[-1:] == ["getLogger"]:
+            yield Setting("logging", f"{'.'.join(called_path)}().{func.attr}")
 
 
 def _changed_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:

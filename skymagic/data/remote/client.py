@@ -129,7 +129,7 @@ class StoreClient:
         return self._ready
 
     def move(self, node: Node, settings: Settings) -> None:
-        """Connect to another machine from now on, which replaces one that is gone."""
+        """From now on, connect to another machine, which replaces one that is gone."""
         with self._writing:
             self.node, self._settings = node, settings
 
@@ -242,7 +242,7 @@ class StoreClient:
     def drop_if_silent(self) -> bool:
         """Drop the connection if nothing was received for too long, and return True in that case.
 
-        This detects failures by missing heartbeats.
+        A server that has failed sends no heartbeats.
         """
         transport = self._transport
         if transport is not None and time.monotonic() - self._last_received > self._silence_timeout:

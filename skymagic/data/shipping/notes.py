@@ -18,7 +18,7 @@ ShowNote = Callable[[str], None]
 
 
 class SplitReference(NamedTuple):
-    """A variable that refers to an object of `other`, which is another object on the ranks."""
+    """A variable that refers to the notebook's `other`, while the ranks have their own `other`."""
 
     name: str
     other: str
@@ -187,7 +187,8 @@ class Notes:
         """Warn about values with more than `large` bytes to send to other machines."""
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
-            # Identified by contents, so that a changed value is reported again.
+            # Identified by contents, so that a changed value is reported again. The cheap checks
+            # come first: `unsent` may look for pieces of a value in the store.
             value = frozenset(parts)
             if (
                 sum(part.nbytes for part in parts.values()) <= large

@@ -188,7 +188,10 @@ class _Staging:
             self._stream.synchronize()
 
     def _buffer(self, nbytes: int) -> Any:
-        """Return the next buffer; torch caches freed pinned memory and reuses it."""
+        """Return the buffer whose turn it is, replaced if it is too small.
+
+        Replacing it is cheap: torch reuses pinned memory that was freed.
+        """
         if self._buffers[self._turn] is None or self._buffers[self._turn].numel() < nbytes:
             size = min(STAGING_BYTES, 1 << max(nbytes - 1, 1).bit_length())
             self._buffers[self._turn] = self._torch.empty(

@@ -45,7 +45,7 @@ BATCH_SECONDS = 0.01
 A flood of short lines then costs at most a hundred messages a second.
 """
 TEXT_CHARS = 16 << 10
-"""Most characters of a piece of text, because later messages on the link wait for it."""
+"""Maximum characters of a piece of text: later messages on the link wait for the whole piece."""
 REFILL_SHARE = 0.25
 """Share of the bucket that is refilled each second."""
 
@@ -71,7 +71,7 @@ class TokenBucket:
             self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE
         )
         self.refilled_at = now
-        # do not let through single lines with gaps between them
+        # once text was held back, wait until there are tokens for many lines, not for a single one
         refilling = self.held_back and self.tokens < self.limit * REFILL_SHARE
         if refilling or size > self.tokens:
             self.held_back += size
@@ -112,7 +112,7 @@ class Pipe:
         return self._decoders[name].decode(data)
 
     def end(self) -> list[tuple[str, str]]:
-        """Return the text that was held back at the end of the streams: (stream name, text)."""
+        """Return the text that is still held back, as (stream name, text)."""
         remaining = [(name, self.decoded(name, data)) for name, data in self._frames.end()]
         return [
             *remaining,
@@ -126,14 +126,14 @@ class RankScreen:
     It buffers while the notebook is away.
 
     Args:
-        rank: part of all output.
+        rank: number of the rank, which all its output carries.
         send: sends output to the notebook.
     """
 
     def __init__(self, rank: int, send: Send) -> None:
         self.rank, self._send = rank, send
         self.request = ""  # identity of the current or latest request
-        self.is_open = False  # whether the request's output goes on
+        self.is_open = False  # whether the request's output has not ended yet
         self._away: DisplayBuffer | None = None  # displays made while the notebook is away
         self._numbers = MetricsBuffer()  # metrics reported meanwhile
         self._reported = MetricsBuffer()
@@ -164,7 +164,7 @@ class RankScreen:
         self._send(replace(output, request=self.request))
 
     def display(self, display: OutputDisplay) -> None:
-        """Show rich output; while the notebook is away, keep the newest for it."""
+        """Show rich output; while the notebook is away, keep the newest displays for it."""
         if self._away is not None:
             self._away.add(display)
         else:
@@ -233,9 +233,7 @@ class RankScreen:
 
 
 class OutputFilter:
-    """Read ends of one rank's pipes: all text goes into its log, and within the limits to its
-    screen.
-    """
+    """Reader of one rank's pipes. All text goes to its log, and to its screen within the limits."""
 
     def __init__(self, log: RankLog, screen: RankScreen, pipes: dict[str, int]) -> None:
         self.log, self.screen = log, screen

@@ -62,7 +62,7 @@ class Rank:
         self.expected = False  # whether its end was requested
         # how many times its `on_interruption` hook has finished; None if it has none
         self.hook: int | None = None
-        self.request = ""  # identity of the latest request that it was sent
+        self.request = ""  # identity of the latest request sent to it
         self.finished: wire.OrderFinished | None = None
         """Outcome of that request, for a notebook that takes over."""
 
@@ -166,9 +166,11 @@ class Ranks:
     def _spawn(self, spec: wire.RankSpec) -> None:
         self._replace(spec.rank)
         self.dead.pop(spec.rank, None)
-        # keep lasting values, and those of this generation
+        # keep values of this generation, and those whose key names no generation
         lasting = ("", str(spec.generation))
-        self.values = {k: put for k, put in self.values.items() if k.partition("/")[2] in lasting}
+        self.values = {
+            key: entry for key, entry in self.values.items() if key.partition("/")[2] in lasting
+        }
         self._spawned += 1
         ident = f"{self._job_id}-{spec.rank}-{self._nonce}-{self._spawned}"
         control, rank_control = socket.socketpair()
@@ -198,7 +200,7 @@ class Ranks:
             str(self._directories.store),
             str(self._profile),
         )
-        full = replace(
+        full_spec = replace(
             spec,
             env=env,
             store=store,
@@ -207,14 +209,14 @@ class Ranks:
             log_level=debug_log.level(),
         )
         self.forkserver.fork(
-            full, [rank_control.detach(), *(writer for _, writer in pipes.values())]
+            full_spec, [rank_control.detach(), *(writer for _, writer in pipes.values())]
         )
         self._loop.watch(control, self._guarded(rank, lambda: self._on_control(rank)))
         for pipe in output.pipes:
             self._loop.watch(pipe.fd, self._guarded(rank, partial(self._on_output, rank, pipe)))
         # values that were put before this rank started
-        for put in self.values.values():
-            rank.send(put)
+        for entry in self.values.values():
+            rank.send(entry)
 
     def _replace(self, number: int) -> None:
         old = self.running.pop(number, None)
@@ -348,7 +350,7 @@ class Ranks:
                 self._lifetime.end(rank.number, now)
                 rank.output.end(now)
             case wire.OrderFinished():
-                # the rank's own word for who it is does not count
+                # do not trust the rank number in the message: cells run in the rank's process
                 rank.finished = replace(message, rank=rank.number)
                 self._send(rank.finished)
             case wire.RendezvousKey():
@@ -437,7 +439,7 @@ class Ranks:
         rank.close(self._loop)
 
     def stop(self) -> None:
-        """Ask idle ranks to run their plugins' teardown and end."""
+        """Ask all ranks to run their plugins' teardown and end; busy ones cannot do so yet."""
         for rank in self.running.values():
             rank.expected = True
             rank.send(wire.RankRequest((rank.number,), "stop"))

@@ -1,4 +1,4 @@
-"""Writes of the agent that never block: to its notebook, and to its ranks.
+"""Non-blocking writes of the agent, to its notebook and to its ranks.
 
 Two lanes lead to the notebook::
 
@@ -89,7 +89,7 @@ class Writer:
 
 
 class RankInput:
-    """Messages to a rank, whose main thread may keep it from reading for long."""
+    """Messages to a rank, whose main thread may keep it from reading for a long time."""
 
     def __init__(self, loop: EventLoop, descriptor: int) -> None:
         self._lines: deque[bytes] = deque()
@@ -106,7 +106,7 @@ class RankInput:
         self._writer.close()
 
     def _next_line(self) -> bytes:
-        # one after another: each message for a busy rank may be large
+        # not joined: messages may be large, and many may wait for a busy rank
         return self._lines.popleft() if self._lines else b""
 
 
@@ -172,13 +172,13 @@ class Uplink:
         self._output.setdefault(output.rank, _Unsent()).add(output)
 
     def forget(self, rank: int) -> None:
-        """Drop a rank's output that waits: no notebook wants it, or it is sent again."""
+        """Drop a rank's output that waits: no notebook wants it, or it will be repeated."""
         self._output.pop(rank, None)
 
     def grant(self, cost: int) -> None:
         """Add credit for output that the notebook has shown."""
         if self._credit <= 0 < self._credit + cost:
-            logger.debug("output is sent again: ranks=%s", list(self._output))
+            logger.debug("output has credit again: ranks=%s", list(self._output))
         self._credit += cost
 
     def restart(self) -> None:
@@ -195,7 +195,7 @@ class Uplink:
         """Write all control messages, and all output regardless of credit, before the link closes.
 
         Args:
-            timeout: seconds that the notebook may take without reading.
+            timeout: seconds after which a notebook that reads nothing is given up.
         """
         self._credit = 1 << 62
         deadline = time.monotonic() + timeout

@@ -3,8 +3,8 @@
 One thread with an event loop serves the agent's pipes, the socket that `kernels.daemon.attach`
 connects to, and TCP connections to ports of this node. The daemon lives as long as its agent, and
 then ends once the notebook has acknowledged the agent's end, or if nothing attaches within
-`ORPHAN_TIMEOUT` seconds. It also ends if nothing attaches for as long before the agent has got its
-configuration.
+`ORPHAN_TIMEOUT` seconds. An agent that has not got its configuration yet is ended if nothing
+attaches for as long.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AgentInput:
         self._stdin: IO[bytes] | None = None
         self._partial = bytearray()  # an incomplete line
         self._pending = bytearray()  # whole lines that the agent has not read
-        # whether the agent has received a line, which it needs to know `NotebookDetached`
+        # whether the agent has received its first line, before which it must get nothing else
         self.configured = False
         self.closing = False  # whether the input closes after the pending lines
         self.first_line = b""
@@ -78,7 +78,7 @@ class AgentInput:
         self._stdin = stdin
 
     def forward(self, data: bytes) -> None:
-        """Pass data from the notebook on."""
+        """Pass on data from the notebook."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._partial += data
@@ -152,7 +152,7 @@ class Daemon:
         )
         self.input = AgentInput(self.loop)
         self.client = ""  # id of the notebook that it serves
-        self.attempt = 0
+        self.attempt = 0  # number of that notebook's latest attempt to connect; others are outdated
         self.wait_for_notebook = True
         """True if the daemon waits after the agent's end until a notebook has acknowledged it.
 
@@ -166,7 +166,9 @@ class Daemon:
         """True while the rest of a line is skipped whose beginning another notebook got."""
         self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.output = -1
+        # when a daemon without a notebook gives up waiting for one
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
+        # when an agent that was asked to end is killed
         self.kill_at: float | None = None
         self.acknowledge_by = 0.0
         """Deadline for a connected notebook to acknowledge the agent's end."""
@@ -358,7 +360,7 @@ class Daemon:
                 self._open_channel(frame)
 
     def _start_debug_log(self) -> None:
-        """Log as the agent does, from its configuration."""
+        """Start the daemon's debug log, with the pool and level of the agent's configuration."""
         line, self.input.first_line = self.input.first_line, b""
         with suppress(ValueError):  # another program instead of the agent
             if isinstance(spec := wire.decode(line), wire.AgentSpec):
@@ -402,11 +404,11 @@ class Daemon:
 
     def _on_agent_exit(self, status: int) -> None:
         """Send the agent's exit status after all of its output."""
-        before = -1
+        previous_backlog = -1
         # read until nothing more arrives, not to the end of the stream: a process that the agent
         # left behind may hold it open
-        while self.output >= 0 and self.session.backlog != before:
-            before = self.session.backlog
+        while self.output >= 0 and self.session.backlog != previous_backlog:
+            previous_backlog = self.session.backlog
             self._on_output()
         with open(self.directory.errors, errors="replace") as file:
             self._send_exit(status, file.read()[-4000:].strip())
@@ -417,7 +419,7 @@ class Daemon:
         self.acknowledge_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT
         ender = ended_by(Path(self.directory.path))
         if ender and status < 0 and not self.mid_line:
-            # the agent did not end on SIGTERM, got SIGKILL, and so could not report its end
+            # the agent was killed and could not report the end of the pool: do it here
             self.session.put(frames.DATA, 0, wire.encode(wire.PoolEnded(f"was ended by {ender}")))
         self.exit_data = AGENT_EXIT.encode(AgentExit(status, stderr))
         self.session.put(frames.EXIT, 0, self.exit_data)

@@ -86,8 +86,8 @@ class RankLoop:
 
     def run(self) -> None:
         """Carry out requests until stopped, then let the plugins clean up."""
-        # No handlers: ranks end with their control socket, and child processes forked by user code
-        # would inherit handlers and print there.
+        # No handlers of signals: a rank ends when its control socket closes, and child processes
+        # that user code forks would inherit a handler, and print from it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # an idle rank would sleep through a signal that arrives just before it waits
         woken = signal_pipe()
@@ -126,7 +126,7 @@ class RankLoop:
         try:
             rank.hooks.enter()
             logger.debug("plugins are set up: plugins=%s", [p.name for p in rank.hooks.plugins])
-            if "MASTER_PORT" not in os.environ:  # no plugin has its own store
+            if "MASTER_PORT" not in os.environ:  # no plugin has started a store
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
         except BaseException as problem:
             _report_failure(rank.control, problem)
@@ -184,10 +184,10 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     interruption.attach(
         spec.rank,
         lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)),
-        lambda there: control.send(wire.HookPresence(spec.rank, there)),
+        lambda is_present: control.send(wire.HookPresence(spec.rank, is_present)),
     )
-    control.on_interruption = lambda said: interruption.notify(
-        interruption.Interruption(said.reason, said.ranks, spec.rank in said.ranks, said.at)
+    control.on_interruption = lambda notice: interruption.notify(
+        interruption.Interruption(notice.reason, notice.ranks, spec.rank in notice.ranks, notice.at)
     )
     reporting.attach(lambda rows: control.send(wire.MetricsReport(spec.rank, metrics.packed(rows))))
     try:
@@ -264,7 +264,7 @@ class StderrWriter(io.BufferedIOBase):
 
 
 def open_streams() -> None:
-    """Create Python's own streams of descriptors 1 and 2."""
+    """Create `sys.stdout` and `sys.stderr` for descriptors 1 and 2."""
     sys.stdout = text_stream(1)
     writer = StderrWriter(sys.stdout)
     sys.stderr = io.TextIOWrapper(

@@ -60,7 +60,8 @@ logger = logging.getLogger(__name__)
 def end_process(problem: BaseException | None) -> None:
     """End this process, whose kernel cannot reply any more, and log the reason.
 
-    It uses the functions of `os` as they were at the rank's start.
+    It uses the functions of `os` as they were at the rank's start, because a cell may have replaced
+    them.
     """
     reason = "no reply was made" if problem is None else f"{type(problem).__name__}: {problem}"
     with contextlib.suppress(Exception):
@@ -69,14 +70,14 @@ def end_process(problem: BaseException | None) -> None:
 
 
 def log_whole(log: str, name: str, message: str) -> None:
-    """Write a message to the log that is too long to be sent."""
+    """Write an error's message, which is too long to be sent, to the rank's log."""
     flush_text()
     with contextlib.suppress(OSError), open(log, "a", errors="backslashreplace") as file:
         file.write(f"{name}: {message}\n")
 
 
 class RunMemory:
-    """Current or latest run, for a notebook that takes over."""
+    """Record of the current or latest run, for a notebook that takes over."""
 
     def __init__(self) -> None:
         self._last = Recollection()
@@ -120,7 +121,7 @@ class RankKernel(IPythonKernel):
         # ipykernel 7 asks it whether a top-level await runs on the main thread
         self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
         self._parent: JsonObject = {}
-        """Stands in for the message of Jupyter's that would have started the cell."""
+        """Stands in for the Jupyter message that would have started the cell."""
         # Out[…] would keep every result alive, GPU memory included. A cache_size of 0 is read when
         # the hook is created, and would disable `_` too.
         self.shell.displayhook.do_full_cache = False
@@ -234,7 +235,7 @@ class RankKernel(IPythonKernel):
             outcome.failure and outcome.failure.ename,
             self.interrupts.fallen,
         )
-        silence.end_all()  # in case the cell left one open
+        silence.end_all()  # in case the cell left a silenced block open
         self._stdio.restore()
         flush_text()
         reporting.flush()
@@ -269,7 +270,7 @@ class RankKernel(IPythonKernel):
     async def _by_kind(self, order: Order, source: str) -> Outcome:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            # otherwise the plugin frees it, after it has aborted the work on the GPU
+            # if a group is formed, the plugin frees the memory, once it has aborted the GPU's work
             if not order.form:
                 gpu.free_memory()
             if (info := order.infos.get(self._context.info.rank)) is not None:
@@ -331,7 +332,7 @@ class RankKernel(IPythonKernel):
         shell = self.shell
         shell.execution_count = order.execution_count
         shell.compile.flags |= order.compiler_flags
-        # this cell may free objects that an earlier one has shown
+        # drop references, so that this cell can free objects that an earlier one has shown
         shell.displayhook.value = self._result = shell.last_execution_result = None
         shell.displayhook.cell = source
         shell._last_traceback = None

@@ -87,7 +87,7 @@ def _token(line: str, position: int) -> tuple[Token | None, int]:
 
 @dataclass(frozen=True)
 class ParsedOption:
-    """An option on the line: its name as the user wrote it, and the text of its value, or None.
+    """An option on the line, with its name as the user wrote it, and its value's text or None.
 
     `items` are values that are converted already: those of a TOML table.
     """
@@ -129,12 +129,12 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
         elif option.read is not None:
             text = _value_of(option, text, remaining)
             if text is None and option.arity is not Arity.OPTIONAL:
-                after = (
+                hint = (
                     f"; {remaining[0].text!r} is read as an option: quote it to use it as the value"
                     if remaining
                     else ""
                 )
-                mistakes.append(f"{label} needs {option.metavar}{after}")
+                mistakes.append(f"{label} needs {option.metavar}{hint}")
                 continue
         options.append(ParsedOption(option, label, text))
     return options, words, mistakes
@@ -163,31 +163,32 @@ def _value_of(option: Option, text: str | None, tokens: list[Token]) -> str | No
     """
     parts = [] if text is None else [text]
     while tokens and not tokens[0].is_option:
-        all_of_them = option.arity in (Arity.WORDS, Arity.OPTIONAL) and text is None
-        comma = (
+        takes_all = option.arity in (Arity.WORDS, Arity.OPTIONAL) and text is None
+        continues_list = (
             option.arity is not Arity.ONE
             and parts
             and (parts[-1].endswith(",") or tokens[0].text.startswith(","))
         )
-        unit = (
+        is_time_unit = (
             option.metavar == TIME
             and len(parts) == 1
             and is_number(parts[0])
             and is_unit(tokens[0].text)
             and not tokens[0].quoted
         )
-        if parts and not all_of_them and not comma and not unit:
+        if parts and not takes_all and not continues_list and not is_time_unit:
             break
         parts.append(tokens.pop(0).text)
     return " ".join(parts) if parts else None
 
 
-# a host may be two nodes; a repeated plugin is reported later
+# options that keep repeated values: a host given twice is two nodes, and a plugin given twice is a
+# mistake that is reported later
 _REPEATABLE = ("hosts", "plugins")
 
 
 def convert_values(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
-    """Return the values of options by field, and append what is wrong with others to `mistakes`."""
+    """Return the values of options by field, and append invalid options' mistakes to `mistakes`."""
     values: dict[str, Any] = {}
     first_by_field: dict[str, ParsedOption] = {}
     for item in parsed:
@@ -202,8 +203,8 @@ def convert_values(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[
         if option.read is not None and item.text is not None:
             try:
                 value = option.read(item.text)
-            except RequestError as wrong:
-                mistakes += [f"{item.label}: {mistake}" for mistake in wrong.mistakes]
+            except RequestError as error:
+                mistakes += [f"{item.label}: {mistake}" for mistake in error.mistakes]
                 continue
         if isinstance(value, tuple):
             previous = values.get(option.field)
@@ -214,7 +215,7 @@ def convert_values(parsed: Iterable[ParsedOption], mistakes: list[str]) -> dict[
 
 
 def is_code(line: str, arguments: Sequence[str]) -> bool:
-    """Return True if the free words of a line are most likely Python code.
+    """Return True if the words of a line that belong to no option are most likely Python code.
 
     Examples: ``print(x)``, ``import torch``.
 
@@ -269,7 +270,7 @@ class ParsedLine:
             )
 
     def check(self, wrong: object, mistake: str) -> None:
-        """Note a mistake if `wrong` is true."""
+        """Add `mistake` to the mistakes if `wrong` is true."""
         if wrong:
             self.mistakes.append(mistake)
 
@@ -286,8 +287,8 @@ class ParsedLine:
         elif self.words:
             try:
                 return reader(self.words[0])
-            except RequestError as wrong:
-                self.mistakes += wrong.mistakes
+            except RequestError as error:
+                self.mistakes += error.mistakes
         return None
 
     def raise_mistakes(self) -> None:

@@ -123,9 +123,9 @@ def _proof(secret: str, rank: int) -> list[int]:
 def device_of_collectives() -> Any:
     """Return the device for tensors of the default group's collectives.
 
-    There must always be one, or a stranger would pass without a proof. ``get_backend()`` returns
-    ``"cpu:gloo,cuda:nccl"`` or ``"undefined"``, so the backend of each device is taken from the
-    configuration.
+    Every group must have one: without a collective, a stranger would pass without a proof.
+    ``get_backend()`` returns ``"cpu:gloo,cuda:nccl"`` or ``"undefined"``, so the backend of each
+    device is taken from the configuration.
     """
     import torch
     import torch.distributed as dist
@@ -205,7 +205,7 @@ def form_again(
     living = frozenset(rank for rank, table in enumerate(tables) if digest(SURVIVOR_KEY) in table)
     # torch names a new group by the number of groups created so far, which must be the same on all
     # ranks.
-    count = highest(
+    group_count = highest(
         max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())])
     )
     replacements = {}
@@ -215,7 +215,7 @@ def form_again(
         if all(rank in living and key in tables[rank] for rank in subgroup.ranks):
             with contextlib.suppress(Exception):  # a failure is reported as a lost group
                 replacements[id(subgroup.group)] = _make(subgroup, timeout)
-    c10d._world.group_count = count
+    c10d._world.group_count = group_count
     return ReformedGroups(replacements, living)
 
 

@@ -5,7 +5,8 @@
     clients ──> catalogue (types, zones)  ─┐
             ──> prices (list, spot)       ─┴─> Market ──> offers_to_try: in order
 
-EC2 itself checks vCPU quotas: all machines of a pool are one call, which it refuses as a whole.
+vCPU quotas are not checked here: one call requests all machines of a pool, and EC2 refuses it as a
+whole.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 FALLBACK_PRICE_FACTOR = 2.0
 """Price limit without --max-price, as a multiple of the price that the user confirms.
 
-Dearer offers are tried if EC2 has no capacity at that price.
+More expensive offers, up to this limit, are tried if EC2 has no capacity at that price.
 """
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso")
 """Prefixes of regions in other AWS partitions, whose prices are not in the price list."""
@@ -171,27 +172,29 @@ def offers_to_try(request: PoolRequest, market: Market) -> tuple[MachineOffer, .
     limit = request.max_price
     if first is None and limit is None:
         return market.offers
-    most = limit if limit is not None else FALLBACK_PRICE_FACTOR * (first or 0.0)
-    within = [
+    price_limit = limit if limit is not None else FALLBACK_PRICE_FACTOR * (first or 0.0)
+    affordable = [
         offer
         for offer in market.offers
-        if (price := selection.per_hour(offer, nodes)) is not None and price <= most
+        if (price := selection.per_hour(offer, nodes)) is not None and price <= price_limit
     ]
-    if not within:
-        raise RequestError([_too_dear(request, most, market.offers[0], nodes)])
-    return tuple(within)
+    if not affordable:
+        raise RequestError([_too_dear(request, price_limit, market.offers[0], nodes)])
+    return tuple(affordable)
 
 
 def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
-    name = "--max-price" if "max_price" in request.stated_fields() else "%config SkyMagic.max_price"
+    option = (
+        "--max-price" if "max_price" in request.stated_fields() else "%config SkyMagic.max_price"
+    )
     price = selection.per_hour(cheapest, nodes)
     machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (
         ", spot," if cheapest.spot else ""
     )
     if price is None:
         return (
-            f"the price of {machines} is unknown, and {name} is ${limit:.2f} per hour: "
+            f"the price of {machines} is unknown, and {option} is ${limit:.2f} per hour: "
             "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory (docs/how-to/aws.md), "
             "or leave the limit out"
         )
-    return f"the cheapest are {machines} for ${price:.2f} per hour, and {name} is ${limit:.2f}"
+    return f"the cheapest are {machines} for ${price:.2f} per hour, and {option} is ${limit:.2f}"

@@ -22,6 +22,7 @@ On-demand prices change a few times a year, spot prices all day.
 PRICE_LIST_REGION = "us-east-1"
 """Region that serves the price list of all regions."""
 FILTER_CHARACTERS = 1000  # the API allows 1024
+# What the history of spot prices calls plain Linux.
 PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 # Shared hardware, plain Linux without paid software, and no reservation.
 LINUX = {
@@ -138,14 +139,14 @@ def parse_product(product: Any) -> tuple[str, float | None]:
     Args:
         product: a product in the JSON of GetProducts.
     """
-    dollars = [
+    prices = [
         float(dimension["pricePerUnit"].get("USD") or 0)
         for term in (product.get("terms") or {}).get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
         if dimension.get("unit") == "Hrs"
     ]
     return str(product["product"]["attributes"]["instanceType"]), min(
-        (dollar for dollar in dollars if dollar > 0), default=None
+        (price for price in prices if price > 0), default=None
     )
 
 

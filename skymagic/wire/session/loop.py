@@ -46,7 +46,7 @@ class ChannelSocket:
         self.credit = WINDOW
         """Number of bytes that may still be sent to the other end."""
         self.unreported = 0
-        """Number of bytes written to the socket that the other end has got no new credit for."""
+        """Bytes written to the socket, for which the other end has got no new credit yet."""
         self.out = bytearray()
         """Bytes to be written to the socket."""
         self.eof_from_socket = False
@@ -153,7 +153,7 @@ class Channels:
                 channel.unreported = 0
 
     def _close_or_update(self, channel: ChannelSocket) -> None:
-        """Pass on the end of the other end's bytes once all of them are written.
+        """Shut the socket down for writing once the other end's last bytes are written to it.
 
         Close the channel when both directions have ended.
         """
