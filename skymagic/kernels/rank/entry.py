@@ -120,7 +120,7 @@ class RankLoop:
             installed=importer.installed_packages,
             rescan=importer.rescan_packages,
             recall=kernel.runs.recall,
-            stop=lambda: self._loop.call_soon_threadsafe(self._loop.stop),
+            stop=self._stop,
         )
         rank.control.on_request = self._on_request
         try:
@@ -135,6 +135,10 @@ class RankLoop:
         gc.freeze()  # later collections only look at objects of cells
         rank.control.send(wire.RankReady(rank.info.rank))
         return True
+
+    def _stop(self) -> None:
+        """End the event loop; called on the control thread, whose answer has no value."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _on_request(self, request: wire.Request) -> None:
         """Queue a request for the main thread; called on the control thread.
