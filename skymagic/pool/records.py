@@ -350,7 +350,7 @@ def named(name: str) -> PoolRecord:
             names=[name],
         )
     if message := ended_with_kernel(name):
-        raise PoolError(message)
+        raise PoolError(message, code="pool-ended")
     names = ", ".join(sorted({record.name for record in readable_records()}))
     available = f"; available: {names}" if names else ""
     raise PoolError(

@@ -168,7 +168,7 @@ def close_all(
     if interrupt is not None:
         raise interrupt
     if problems:
-        raise PoolError("; ".join(problems))
+        raise PoolError("; ".join(problems), code="not-released")
 
 
 def at_exit() -> None:

@@ -86,9 +86,11 @@ class Refuse:
 
     def error(self) -> RequestError | PoolError:
         """Return the error that refuses the request."""
-        return (
-            PoolError("; ".join(self.mistakes)) if self.busy else RequestError(list(self.mistakes))
-        )
+        if self.busy:
+            return PoolError(
+                "; ".join(self.mistakes), code="pool-exists", names=[self.request.name]
+            )
+        return RequestError(list(self.mistakes))
 
 
 StartPlan = Reuse | Resize | Attach | Declare | Make | Refuse

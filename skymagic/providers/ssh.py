@@ -490,8 +490,14 @@ def call_concurrently(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
     """
     outcomes = run_all([functools.partial(call, item) for item in items])
     problems = failures(outcomes)
-    if len(problems) > 1 and all(isinstance(problem, ProvisionError) for problem in problems):
-        raise ProvisionError("\n".join(map(str, problems))) from problems[0]
+    refusals = [problem for problem in problems if isinstance(problem, ProvisionError)]
+    if len(refusals) == len(problems) > 1:
+        codes = {refusal.code for refusal in refusals}
+        raise ProvisionError(
+            "\n".join(map(str, refusals)),
+            code=codes.pop() if len(codes) == 1 else "",
+            names=filter(None, [refusal.host for refusal in refusals]),
+        ) from refusals[0]
     if problems:
         raise problems[0]
     return cast("list[U]", outcomes)

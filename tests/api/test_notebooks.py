@@ -17,7 +17,6 @@ import pytest
 
 from skymagic.plan import parameters
 from tests.lab.desk import Desk, nothing_left
-from tests.lab.golden import Golden
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
@@ -153,7 +152,6 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool)
     assert code == 2
     assert "train.ipynb" in err
-    assert "train.executed.ipynb" in err
     assert said(fetched(desk, "train.executed.ipynb"))[4] == ["epochs 3"], "saved after each cell"
     second = desk.program("logs", desk.pool, "-f")
     says(second, "epoch 1")
@@ -294,14 +292,14 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
     assert "'gone'" in err
 
 
-def test_parameters(golden: Golden) -> None:
+def test_parameters() -> None:
     typed = {"3": 3, "1e-3": 0.001, "True": True, "None": None, "abc": "abc", "1_000": 1000, "": ""}
     assert {text: parameters.value(text) for text in typed} == typed
     assert parameters.assigned(["a=b=c", "n="]) == {"a": "b=c", "n": ""}
     cell = {"cell_type": "code", "metadata": {}, "source": ["a = 1\n", "b = 2"]}
     content = {"cells": [cell], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
     untagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
-    golden(parameters.mistakes(untagged, ["a"]))
+    assert "tagged" in parameters.mistakes(untagged, ["a"])[0]
     cell["metadata"] = {"tags": ["parameters"]}
     tagged = parameters.NotebookDocument.parse(json.dumps(content), "one.ipynb")
     assert parameters.mistakes(tagged, ["a", "b"]) == []

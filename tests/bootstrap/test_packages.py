@@ -202,7 +202,7 @@ def test_equal_hosts_are_asked_about_once(golden: Golden) -> None:
     golden(questions(builds))
     assert questions({"c": builds["c"]}) == ""
     older = Builds("", only_cuda=(replace(large, version="2.12.0"),))
-    golden(questions({"b": builds["b"], "d": older}))
+    assert questions({"b": builds["b"], "d": older}).count("no GPU") == 2
 
 
 @pytest.mark.parametrize("program", ["uv", "pip"])

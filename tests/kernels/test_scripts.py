@@ -244,9 +244,7 @@ def test_a_script_runs_in_its_folder(notebook: Notebook, tmp_path: Path) -> None
     assert len(copied) < 2
 
 
-def test_gpus_that_are_in_use_are_named(
-    golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'"
@@ -254,7 +252,7 @@ def test_gpus_that_are_in_use_are_named(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert resources.gpus_in_use("0") == ""
-    golden(resources.gpus_in_use("0,1"))
+    assert resources.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB ")
     assert "GPU 2: 1.0 of 86 GB" in resources.gpus_in_use("")
     program.write_text("#!/bin/sh\nexit 9")
     assert resources.gpus_in_use("") == ""
@@ -658,9 +656,7 @@ def test_a_failure_leaves_the_ranks_process_group_alone(shared_pools: Pools) -> 
         assert [total for total, _ in before] == [2.0, 2.0]
 
 
-def test_a_port_that_another_holds_is_refused_before_it_hangs(
-    golden: Golden, tmp_path: Path
-) -> None:
+def test_a_port_that_another_holds_is_refused_before_it_hangs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text("print('not reached')")
     with (
@@ -675,5 +671,5 @@ def test_a_port_that_another_holds_is_refused_before_it_hangs(
         for way in ways:
             failed = notebook.fail(sh(f"torchrun --nnodes=1 --nproc_per_node=1 {way} train.py"))
             assert "EADDRINUSE" in failed.text
-            golden.line(failed.text, "$MASTER_PORT")
+            assert "$MASTER_PORT" in failed.text
             assert "launch_agent" not in failed.text, "no frames of torchrun's own"

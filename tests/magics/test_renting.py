@@ -116,7 +116,7 @@ def test_a_question_is_asked_in_a_notebook_and_no_is_no(notebook: Notebook) -> N
     assert asked.startswith(f"{many} ranks on ")
     assert asked.endswith("Go ahead? [y/N] ")
     assert "add -y" in shown.text
-    assert "ranks" not in notebook.run("%sky_status").stdout
+    assert "ready" not in notebook.run("%sky_status").said
 
 
 def test_stop_at_a_question_is_a_no_without_traceback(notebook: Notebook) -> None:
@@ -129,7 +129,7 @@ def test_stop_at_a_question_is_a_no_without_traceback(notebook: Notebook) -> Non
     assert "add -y" in cell.text
     assert "Traceback" not in cell.text + cell.failure.text
     assert "live.py" not in cell.text + cell.failure.text
-    assert "ranks" not in notebook.run("%sky_status").stdout
+    assert "ready" not in notebook.run("%sky_status").said
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         assert still_there(ranks) == []
         assert "was left" not in notebook.run("%load_ext skymagic").text
         assert "brief" not in notebook.run("%sky_status").said
-        gone = notebook.fail("%sky_attach brief", "no-pool").evalue
+        gone = notebook.fail("%sky_attach brief", "pool-ended").evalue
         assert "%sky_pool brief … --detach" in gone
         notebook.run("%sky_pool brief --ranks 2")
         assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, (
@@ -278,7 +278,7 @@ def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:
     name = desk.pool
     with desk.notebook(desk.made) as first, desk.notebook() as second:
         for line in (desk.made, f"{desk.made} --lazy", f"%sky_pool {name} --ranks 1 --detach"):
-            refused = second.fail(line, "pool-held")
+            refused = second.fail(line, "pool-exists")
             assert f"{name} ({name}-" in refused.evalue
             assert f"process {first.pid} on " in refused.evalue
             assert f"%sky_attach {name} --take-over" in refused.evalue
@@ -332,7 +332,7 @@ def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
         assert first.value("kept") == [5, 5]
         # this time without a %sky_down in between
         until(lambda: "--take-over" in second.run("%sky_status").text)
-        second.fail("%%sky_broadcast\n1", "pool-closed")
+        second.fail("%%sky_broadcast\n1", "pool-ended")
         second.run(f"%sky_attach {name} --take-over")
         second.run("%%sky_broadcast -o again\nkept")
         assert second.value("again") == [5, 5]

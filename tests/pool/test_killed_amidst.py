@@ -122,7 +122,7 @@ rank"""
     with desk.notebook() as second:
         error = second.fail(f"%sky_attach {desk.pool}")
         assert "rank 1" in error.text
-        assert (error.ename, second.fields()["rank"]) == ("RuntimeError", 1), error.text
+        assert (error.ename, second.fields()["rank"]) == ("CellNotSent", 1), error.text
         killed(second)
 
 

@@ -154,9 +154,11 @@ def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(
     )
     machines.cloud._rules.insert(0, none)
     try:
-        refused = notebook.fail(f"{POOL} -y".replace("lab", "dear"), "cloud-capacity").text
+        refused = notebook.fail(f"{POOL} -y".replace("lab", "dear")).text
     finally:
         none.times = 0
+    assert notebook.fields()["code"].startswith("cloud-")
+    assert "InsufficientInstanceCapacity" in refused
     assert "without --spot" in refused
     asked = [call for call in machines.cloud.calls if call.action == "RunInstances"]
     assert asked[-1].fields["InstanceMarketOptions.MarketType"] == "spot"

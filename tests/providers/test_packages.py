@@ -208,7 +208,7 @@ def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, She
     notebook.run(f"%sky_pip install {shelf.links}/tiny_lost-1.0-py3-none-any.whl --pool lab")
     notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinylost\ntinylost.mine")
     assert notebook.value("seen") == [True, True]
-    assert "./none.whl" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
+    assert "none.whl" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
 
 
 def test_a_pool_of_this_machine_has_the_notebooks_packages(
