@@ -241,7 +241,9 @@ def _read_virtual_bases() -> dict[int, list[type]]:
             visited.add(base)
             todo.append(base)
             # An abstract class of the notebook travels with its registered classes.
-            if isinstance(base, abc.ABCMeta) and base.__module__ != "__main__":
+            # One that `type.__new__` made, as debugpy does, has no registry.
+            abstract = isinstance(base, abc.ABCMeta) and "_abc_impl" in vars(base)
+            if abstract and base.__module__ != "__main__":
                 for registered in _registered(base):
                     bases_by_id.setdefault(id(registered), []).append(base)
     return bases_by_id

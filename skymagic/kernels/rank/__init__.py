@@ -15,6 +15,7 @@ profiling        torch's profiler around a cell
 gpu              the rank's GPU: attribution of errors, and memory freed after a failure
 missing          the name or file that a failed cell did not find
 tracebacks       an exception's message, its traceback without internal frames, a debugger for it
+no_debugger      keeps debugpy out of the process
 ipython7         tracebacks and %time of IPython 7, as IPython 8 has them
 bars             progress bars of libraries as single lines of text
 widgets          displays of widgets as text

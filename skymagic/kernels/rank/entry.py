@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import traceback
-import types
 import warnings
 from typing import TextIO
 
@@ -39,12 +38,6 @@ from skymagic.wire.order import Order, RunCell, unpacked_order
 from skymagic.wire.streams import MAX_TEXT_BYTES, frame
 
 logger = logging.getLogger(__name__)
-
-# ipykernel imports debugpy for the front end's debugger, which cannot reach a rank; that would take
-# half of a rank's start.
-_no_debugger = types.ModuleType("ipykernel.debugger", "What a rank has in its place")
-_no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
-sys.modules[_no_debugger.__name__] = _no_debugger
 
 # imported here, because each rank would import them at its start
 for _late in (

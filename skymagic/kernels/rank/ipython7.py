@@ -58,7 +58,7 @@ def head_frames(formatter: Any, cells: Mapping[str, int]) -> None:
 def raise_errors_of_time(shell: Any) -> None:
     """Make ``%time`` and ``%%time`` raise the errors of the code that they run.
 
-    IPython 7 shows such an error and goes on: the rank's cell would have succeeded.
+    IPython 7 shows such an error and continues, so that the cell would succeed.
     """
     plain = shell.find_line_magic("time")
 

@@ -22,6 +22,9 @@ from time import time as wall_clock
 from types import SimpleNamespace
 from typing import Any
 
+import skymagic.kernels.rank.no_debugger  # noqa: F401  # before ipykernel
+
+# isort: split
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
