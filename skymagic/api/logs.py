@@ -408,6 +408,7 @@ def _follow_run(
     unfinished = dict(positions)
     while unfinished:
         for rank, position in list(unfinished.items()):
+            # a position of 0 becomes None, the beginning of the run
             is_over, previous_end = False, position.end
             for piece in telemetry.pieces(agents, rank, selection.runs[-1], previous_end or None):
                 lines = position.add(piece.text, piece.end)

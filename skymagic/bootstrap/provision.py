@@ -81,7 +81,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
     Args:
         host: connection to the host.
         requirements: requirements of the environment.
-        sizes: also query its package indexes for the sizes of all packages, for the plan.
+        sizes: also query its package indexes for the sizes of all packages, to list them.
 
     Raises:
         HostError: its shell did not run the probe.

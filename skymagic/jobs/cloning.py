@@ -102,6 +102,7 @@ def _copy(
     from skymagic.data.shipping.packing import orders_for_lent
 
     shipper, specs = pool.shipper, pool.agents.specs
+    # functions may use these names, but all receiving ranks have them already
     held = frozenset.intersection(*map(shipper.bindings.names, ranks))
     report = pool.runs.order(
         (source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held)))

@@ -434,8 +434,8 @@ def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     Most failures are only consequences: a rank that waited for a faulty one was released, or had
     lost its connection to it before (torch words this in many ways). At fault are the ranks that
     died, that raised any other error, or that had to be killed because releasing them did not end
-    their wait. If there are none, suspects are returned: ranks with an error of a type that may be
-    a lost connection, but with a text that does not say so.
+    their wait. If no rank is among these, the suspects are returned: ranks whose error has a type
+    that may mean a lost connection, but a text that does not say so.
 
     Args:
         hung: ranks that were killed because they hung or could not start, with the reasons.

@@ -64,7 +64,7 @@ class StopPressed:
 
 @dataclass(frozen=True)
 class PoolNote:
-    """A line about the pool, for the user."""
+    """A line about the pool to show to the user."""
 
     text: str
 

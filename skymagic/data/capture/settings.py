@@ -69,7 +69,7 @@ _CHANGING_METHODS = frozenset(("update", "setdefault", "pop", "clear"))
 _LOGGER_SETTERS = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
 """Methods that configure a logger."""
 _ALSO_CHANGES: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
-"""Package → another package, of which its setters change settings too."""
+"""Maps a package to another package, whose settings it also changes."""
 _SINGLE_TOPIC = frozenset(("logging", "warnings", "matplotlib", "jax"))
 """Packages whose settings are one topic.
 

@@ -420,6 +420,7 @@ class Ranks:
         self._lifetime.end(rank.number, time.monotonic())
         # the kernel's counters tell an out-of-memory kill from any other SIGKILL
         before, self._oom_kills = self._oom_kills, oom_kills()
+        # an expected SIGKILL is the agent's own
         oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
         exited = wire.RankExited(
             rank.number, pid, status, rank.expected, oom, rank.output.log.tail(TAIL_LINES)

@@ -197,7 +197,7 @@ class Uplink:
         Args:
             timeout: seconds after which a notebook that reads nothing is given up.
         """
-        self._credit = 1 << 62
+        self._credit = 1 << 62  # practically unlimited
         deadline = time.monotonic() + timeout
         self._writer.flush()
         with contextlib.suppress(OSError, ValueError):

@@ -46,7 +46,7 @@ class ChannelSocket:
         self.credit = WINDOW
         """Number of bytes that may still be sent to the other end."""
         self.unreported = 0
-        """Bytes written to the socket, for which the other end has got no new credit yet."""
+        """Number of bytes written to the socket and not yet credited to the other end."""
         self.out = bytearray()
         """Bytes to be written to the socket."""
         self.eof_from_socket = False
