@@ -68,7 +68,7 @@ def plots(folder: Path) -> float:
         RankScreen(0, lambda *_: None),
         {"stdout": reader},
     )
-    output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
+    output.begin(BeginOutput(0, "run-1", True, 1_000_000, 1), 0.0)
     output.screen.detach()
     process, most = psutil.Process(), 0
     before = process.memory_info().rss
