@@ -10,7 +10,8 @@ RETRY ?=
 # A part of the test files: `make test SHARD=1/4`, for machines that share them
 SHARD ?=
 # A folder of the package: `make near FOLDER=data` takes its tests, and the test files that import from it
-FOLDER ?=
+ROOM ?=
+FOLDER ?= $(ROOM)
 VALUES ?=
 RUN := $(VENV)/bin/python
 DEMO := $(VENV)/.demo
@@ -30,7 +31,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff fix and format the code"
-	@echo "make golden  write the texts that users see into tests/golden: review the difference (ROOM=data: of a folder)"
+	@echo "make golden  write the texts that users see into tests/golden: review the difference (FOLDER=data: of a folder)"
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
@@ -76,9 +77,9 @@ format: $(READY)
 	@$(RUN) -m ruff format
 
 golden: $(READY)
-	@$(if $(ROOM)$(ARGS),,rm -rf tests/golden/tests)
+	@$(if $(FOLDER)$(ARGS),,rm -rf tests/golden/tests)
 	@$(RUN) -m tests.surfaces
-	@$(PYTEST) --write-golden -q $(if $(ROOM),--room $(ROOM)) $(ARGS)
+	@$(PYTEST) --write-golden -q $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 	@git --no-pager diff --stat -- tests/golden
 
 bench: $(READY)
