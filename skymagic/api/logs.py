@@ -15,6 +15,7 @@ from functools import partial
 
 from skymagic.api import notebooks
 from skymagic.cluster import Agents, Node, telemetry
+from skymagic.cluster.agents import AgentObserver
 from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import PoolError, ProvisionError, RequestError, collect_mistakes
@@ -94,8 +95,7 @@ class LogReader:
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
         # the notebook that has the pool handles events: a reader ignores them
-        ignore: Callable[..., None] = lambda *_: None  # noqa: E731
-        self.agents = Agents(readable, ignore, ignore, ignore, ignore, ignore, ignore, ignore)
+        self.agents = Agents(readable, AgentObserver())
         status = SharedStatus(record.name, key.plan, Defaults(), record.job_id)
         try:
             self.agents.read(resources.rank_specs(status, readable, key.port), READ_TIMEOUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -18,45 +18,58 @@ from skymagic.wire.processes import status_words
 
 logger = logging.getLogger(__name__)
 
+RequestResult = wire.Output | wire.OrderFinished | wire.RequestUnknown
+"""What an agent sends about a request."""
+
 REVIVE_TIMEOUT = 30.0
 """Seconds that restarted nodes have until their new agents report; the old agents may have to end
 first.
 """
 
 
+class AgentObserver:
+    """Receives the events of a pool's agents, each on the thread of a link; ignores them all.
+
+    A subclass overrides what it wants to know. No method may block for long: the link's other
+    messages wait for it.
+    """
+
+    def on_death(self, exited: wire.RankExited) -> None:
+        """A rank has ended without being asked to."""
+
+    def on_loss(self, index: int, reason: str) -> None:
+        """A node is given up, with its ranks; called once for each agent."""
+
+    def on_link(self, text: str) -> None:
+        """A link has gone down or come up again; the text is a note for the user."""
+
+    def on_end(self, reason: str) -> None:
+        """An agent ends everything: a limit was reached, or the pool was ended from elsewhere.
+
+        Called by each agent. The reason is that of `wire.agent.PoolEnded`.
+        """
+
+    def on_problem(self, text: str) -> None:
+        """Something went wrong on a node that continues."""
+
+    def on_result(self, message: RequestResult) -> None:
+        """Output or an outcome of a request has arrived."""
+
+    def on_notice(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
+        """A machine will be reclaimed, or a rank's hook for that has run."""
+
+
 class Agents(AgentRequests):
     """The agents of a pool and the links to them, with their lifetimes.
 
-    All callbacks are called on a link's thread.
-
     Args:
         nodes: the machines, each with its agent, the head first.
-        died: called when a rank ended without being asked to.
-        lost: called when an agent is gone, with the node and a reason.
-        note: called with a note for the user about links that go down or come up again.
-        ended: called with a reason when an agent ends everything, because a limit was reached or
-            the pool was ended from elsewhere.
-        problem: called with the description of a problem on a node that continues.
-        on_result: called with the output and the outcomes of requests.
-        on_notice: called with notices of machines that will be reclaimed, and with the results of
-            the ranks' hooks.
+        observer: receives the agents' events.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        died: Callable[[wire.RankExited], None],
-        lost: Callable[[int, str], None],
-        note: Callable[[str], object],
-        ended: Callable[[str], None],
-        problem: Callable[[str], None],
-        on_result: Callable[[wire.Output | wire.OrderFinished | wire.RequestUnknown], None],
-        on_notice: Callable[[wire.InterruptionNotice | wire.HookEnded], None],
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], observer: AgentObserver) -> None:
         super().__init__(nodes, self._received, self._link_changed)
-        self._died, self._lost, self._note = died, lost, note
-        self._ended, self._problem = ended, problem
-        self._on_result, self._on_notice = on_result, on_notice
+        self._observer = observer
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}
@@ -229,12 +242,12 @@ class Agents(AgentRequests):
         if away:
             limit = self._node_specs[index].max_away
             bound = f" for {duration_text(limit)} at most" if limit is not None else ""
-            self._note(
+            self._observer.on_link(
                 f"{name}: connection lost; ranks there keep running{bound}, "
                 "and this notebook reconnects"
             )
         elif not self._closing and index not in self.gone:
-            self._note(f"{name}: connected again")
+            self._observer.on_link(f"{name}: connected again")
 
     def _give_up(self, index: int) -> None:
         """Give up a node that no other node reaches, which ends its link."""
@@ -291,7 +304,7 @@ class Agents(AgentRequests):
             )
             self._lost_node(index, reason)
         self._liveness.link_up(index)  # nothing waits for it any more
-        self._lost(index, reason)
+        self._observer.on_loss(index, reason)
 
     def revive(
         self, timeout: float, machines: Mapping[int, Node] = MappingProxyType({})
@@ -363,7 +376,7 @@ class Agents(AgentRequests):
         if isinstance(message, wire.InterruptionNotice) and message.at is not None:
             self.ending[index] = message.at
             self._links.send_others(index, message)
-        self._on_notice(message)
+        self._observer.on_notice(message)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -400,12 +413,12 @@ class Agents(AgentRequests):
         if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
             self._pass_on(index, message)
         if isinstance(message, wire.Output | wire.OrderFinished | wire.RequestUnknown):
-            self._on_result(message)
+            self._observer.on_result(message)
         if isinstance(message, wire.AgentProblem):
             logger.warning("agent reports a problem: pool=%s node=%s", self.pool, index)
-            self._problem(f"{self.nodes[index].name}: {message.text}")
+            self._observer.on_problem(f"{self.nodes[index].name}: {message.text}")
         if isinstance(message, wire.PoolEnded):
-            self._ended(message.reason)
+            self._observer.on_end(message.reason)
         if died is not None:
             log = logger.info if died.expected else logger.warning
             log(
@@ -417,6 +430,6 @@ class Agents(AgentRequests):
                 status_words(died.status),
                 died.expected,
             )
-            self._died(died)
+            self._observer.on_death(died)
         if message is None or isinstance(message, wire.AgentFailed):
             self.lose(index, reason)

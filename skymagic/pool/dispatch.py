@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from skymagic.cluster.agents import RequestResult
 from skymagic.display import live
 from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, RunInterrupted
@@ -277,7 +278,7 @@ class Dispatch:
                 submission.put(RankDeath(exited, output_follows=not is_lost))
         begin()
 
-    def received(self, message: wire.Output | wire.OrderFinished | wire.RequestUnknown) -> None:
+    def received(self, message: RequestResult) -> None:
         """Pass output or an outcome on to its run. Called on a link's thread.
 
         What belongs to no run here is dropped: after a takeover, it is sent again once the run is

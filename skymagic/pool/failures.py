@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skymagic.cluster import Agents, Node
+from skymagic.cluster.agents import AgentObserver, RequestResult
 from skymagic.display.screen import print_note
 from skymagic.plan.units import rank_words, verb_form
 from skymagic.pool import messages, records
@@ -169,7 +170,7 @@ class Replacement:
 
 
 @dataclass(eq=False, repr=False)
-class AgentEvents:
+class AgentEvents(AgentObserver):
     """Passes each event to the runs, to recovery or to the user. Called on the links' threads."""
 
     _status: SharedStatus
@@ -188,23 +189,19 @@ class AgentEvents:
 
     def connect(self, nodes: Sequence[Node]) -> Agents:
         """Connect to the agents of these machines and receive their events."""
-        note = self._dispatch.note
-        return Agents(
-            nodes,
-            self._rank_died,
-            self.node_lost,
-            note,
-            self._ended_elsewhere,
-            self._problem,
-            self._dispatch.received,
-            self._told,
-        )
+        return Agents(nodes, self)
 
-    def _problem(self, text: str) -> None:
+    def on_link(self, text: str) -> None:
+        self._dispatch.note(text)
+
+    def on_result(self, message: RequestResult) -> None:
+        self._dispatch.received(message)
+
+    def on_problem(self, text: str) -> None:
         if not self._dispatch.note(text):
             self._status.note(text)
 
-    def _told(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
+    def on_notice(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
         """Show at once that a machine will be reclaimed or that an interruption hook has ended."""
         text = (
             messages.hook_ended(message)
@@ -221,7 +218,7 @@ class AgentEvents:
             text += "; then a replacement is requested"
         return text
 
-    def _rank_died(self, exited: wire.RankExited) -> None:
+    def on_death(self, exited: wire.RankExited) -> None:
         logger.info(
             "death reaches the pool: pool=%s rank=%s expected=%s",
             self._status.name,
@@ -240,7 +237,7 @@ class AgentEvents:
             )
             self._recovery.begin([exited.rank])
 
-    def node_lost(self, index: int, reason: str) -> None:
+    def on_loss(self, index: int, reason: str) -> None:
         status = self._status
         if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
@@ -248,7 +245,7 @@ class AgentEvents:
             self._taken_over()
             return
         if limit := status.lifetime.reason(now()):  # it expired while the agents were unreachable
-            self._ended_elsewhere(f"ended {limit}")
+            self.on_end(f"ended {limit}")
             return
         logger.warning(
             "pool loses a node: pool=%s node=%s reason=%s",
@@ -300,7 +297,7 @@ class AgentEvents:
                 "pool=%s: not all connections were closed", self._status.name, exc_info=True
             )
 
-    def _ended_elsewhere(self, reason: str) -> None:
+    def on_end(self, reason: str) -> None:
         """Notify waiting runs that the agents end the pool, and release what is held here.
 
         Args:

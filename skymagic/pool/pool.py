@@ -174,7 +174,7 @@ class Pool(SharedStatus):
             self.replacement,
         )
         self._attaching = Attaching(
-            self, self.resources, self.recovery, self.runs, self._events.node_lost
+            self, self.resources, self.recovery, self.runs, self._events.on_loss
         )
 
     @property
