@@ -14,7 +14,13 @@ from skymagic.kernels.agent import uplink as uplinks
 from skymagic.kernels.agent.uplink import RankInput, Uplink
 from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
-from skymagic.wire.output import Output, OutputComplete, OutputSuppressed, OutputText
+from skymagic.wire.output import (
+    Output,
+    OutputComplete,
+    OutputDisplay,
+    OutputSuppressed,
+    OutputText,
+)
 
 WINDOW = 10_000
 
@@ -109,8 +115,32 @@ def test_what_waits_is_bounded_and_its_size_is_told(
     notebook.uplink.show(OutputComplete(0, seq=21))
     note, *rest = outputs(notebook.read())
     assert isinstance(note, OutputSuppressed)
-    assert (note.nbytes, note.seq) == (15 * 1000, 15)
+    assert note.nbytes == 15 * 1000
     assert [output.seq for output in rest] == [16, 17, 18, 19, 20, 21]
+
+
+def test_displays_are_dropped_before_text(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplinks, "MAX_UNSENT", 5000)
+
+    def figure(seq: int, kind: str = "display_data") -> OutputDisplay:
+        content = {"data": {}, "transient": {"display_id": "figure"}}
+        return OutputDisplay(0, kind, content, seq=seq, cost=2000)
+
+    notebook.uplink.show(figure(1))
+    notebook.uplink.show(text(0, 2))
+    for seq in range(3, 9):
+        notebook.uplink.show(figure(seq, "update_display_data"))
+    note, line, *figures = outputs(notebook.read())
+    assert isinstance(note, OutputSuppressed)
+    assert note.nbytes == 5 * 2000
+    assert line.seq == 2
+    # the notebook has never had the display that these update
+    assert [(one.seq, getattr(one, "kind", "")) for one in figures] == [
+        (7, "display_data"),
+        (8, "update_display_data"),
+    ]
 
 
 def test_another_notebook_starts_with_a_whole_window(notebook: Notebook) -> None:

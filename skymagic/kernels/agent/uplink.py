@@ -18,10 +18,11 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
-from skymagic.wire.output import Output, OutputSuppressed
+from skymagic.wire.output import Output, OutputDisplay, OutputSuppressed
 
 logger = logging.getLogger(__name__)
 
@@ -111,36 +112,57 @@ class RankInput:
 
 
 class _Unsent:
-    """Output of one rank that waits for credit."""
+    """Output of one rank that waits for credit.
+
+    If it grows too large, displays are dropped before text, the oldest first: a display may have
+    megabytes, and a line that it displaces may be the one that explains it.
+    """
 
     def __init__(self) -> None:
         self.pieces: deque[Output] = deque()
-        self._nbytes = 0
-        self._dropped: OutputSuppressed | None = None
+        self._nbytes = self._dropped = self._displays = 0
+        self._unknown: set[str] = set()
+        """IDs of dropped displays. The notebook would ignore updates of them."""
 
     def add(self, output: Output) -> None:
         self.pieces.append(output)
         self._nbytes += output.cost
+        self._displays += isinstance(output, OutputDisplay)
+        # the newest piece stays, and with it the end of the output
         while self._nbytes > MAX_UNSENT and len(self.pieces) > 1:
-            dropped = self.pieces.popleft()
-            self._nbytes -= dropped.cost
-            # the end of the output, which the notebook waits for, comes last and stays
-            nbytes = self._dropped.nbytes if self._dropped is not None else 0
-            self._dropped = OutputSuppressed(
-                dropped.rank, nbytes + dropped.cost, seq=dropped.seq, request=dropped.request
-            )
+            self._drop()
+
+    def _drop(self) -> None:
+        index = 0
+        newest_is_display = isinstance(self.pieces[-1], OutputDisplay)
+        # counted, because a flood of text has tens of thousands of pieces to search
+        if self._displays > newest_is_display:
+            index = next(i for i, p in enumerate(self.pieces) if isinstance(p, OutputDisplay))
+        dropped = self.pieces[index]
+        del self.pieces[index]
+        self._nbytes -= dropped.cost
+        self._dropped += dropped.cost
+        if isinstance(dropped, OutputDisplay):
+            self._displays -= 1
+            if dropped.kind == "display_data" and dropped.display_id:
+                self._unknown.add(dropped.display_id)
 
     def take(self) -> Output:
-        if self._dropped is not None:
-            note, self._dropped = self._dropped, None
-            logger.warning(
-                "output was dropped, because the link is slow: rank=%s bytes=%s",
-                note.rank,
-                note.nbytes,
-            )
-            return note
-        output = self.pieces.popleft()
+        """Remove and return the next piece; a note on dropped pieces comes first."""
+        output = self.pieces[0]
+        if self._dropped:
+            nbytes, self._dropped = self._dropped, 0
+            logger.warning("link is slow, output is dropped: rank=%s bytes=%s", output.rank, nbytes)
+            # without a number: some of the pieces behind it are older than the dropped ones
+            return OutputSuppressed(output.rank, nbytes, request=output.request)
+        self.pieces.popleft()
         self._nbytes -= output.cost
+        if isinstance(output, OutputDisplay):
+            self._displays -= 1
+            if output.display_id in self._unknown:
+                self._unknown.discard(output.display_id)
+                if output.kind == "update_display_data":
+                    output = replace(output, kind="display_data")
         return output
 
 
