@@ -72,6 +72,7 @@ def as_rank_error(original: BaseException, report: RankReport) -> RankError:
     assert isinstance(error, RankError)
     RankError._set_report(error, report)
     if not _says(error, report.evalue):
+        # Not `setattr`, which the exception's own metaclass may override.
         type.__setattr__(kind, "__str__", lambda self: self._report.evalue)
     return error
 
@@ -222,6 +223,7 @@ def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] =
                 below=tuple(below),
             ),
         )
+    # An attribute of this name that the exception brought from its rank stays.
     vars(error).setdefault("failures", tuple(failures))
     object.__setattr__(error, "__cause__", cause.exception)  # works for frozen dataclasses too
     return error

@@ -321,6 +321,8 @@ class RunLoop:
 
     def _interrupt_again(self) -> None:
         """Repeat the interrupt: Python may lose the first one in a destructor or a fork."""
+        # Not another signal: only the rank knows if it is cleaning up already, and a second SIGINT
+        # would cut that short.
         self._agents.ask(self.report.unfinished(), queries.INTERRUPT, timeout=0.0)
 
     def _release_waiting(self) -> None:

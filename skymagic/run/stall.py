@@ -389,6 +389,7 @@ class SignsOfLife:
         """
         reports = {rank: joining.get(rank) or Joining(False, False) for rank in usage}
         for rank, thread in usage.items():
+            # An unknown state counts as alive: a rank must not be killed because its agent is slow.
             state, cpu = (thread.state, thread.cpu_seconds) if thread is not None else ("", 0.0)
             _, before = self._last.setdefault(rank, (now, cpu))
             is_alive = reports[rank].waits or state != SLEEPS or cpu - before > CPU_TIME
@@ -436,6 +437,7 @@ class HangWatch:
                     return
             failed, hanging = self._failed(), self._hanging()
             with self._changed:
+                # The order may have ended during the queries: its ranks must not be killed now.
                 if self._over:
                     return
                 self.problems |= failed | dict.fromkeys(
@@ -460,6 +462,7 @@ class HangWatch:
         }
 
     def _hanging(self) -> list[int]:
+        # A rank whose node is not connected could show no sign of life.
         ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]
         usage = self._agents.ask(ranks, queries.USAGE, ANSWER_TIMEOUT)
         joining = self._agents.ask(ranks, queries.JOINING, ANSWER_TIMEOUT)

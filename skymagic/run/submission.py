@@ -164,6 +164,7 @@ class Submission:
     def put(self, event: RunEvent) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
         if isinstance(event, RankFinished):
+            # Before the event can be read: its reader must not find this rank still pending.
             self._finished.add(event.rank)
         self.events.put(event)
 

@@ -217,6 +217,7 @@ class Request(AgentMessage):
     """Identity of the request; `Output` and `OrderFinished` carry it too."""
     run: int
     """Number of the run in the pool; 0 if the request is not a run."""
+    # Plain values rather than an `Order`: the agent passes them on without reading them.
     order: list[Any]
     """The order, as packed by `wire.order.packed_order`."""
     source: str
@@ -561,6 +562,7 @@ class Published(AgentMessage):
 
 # Rich output (figures, tables) travels in a line, so lines may be this long.
 MAX_LINE = 256 << 20
+# `__subclasses__` lists direct subclasses only, and `Output` is a base that is never sent itself.
 CODEC: Codec[AgentMessage] = Codec(
     *(kind for kind in AgentMessage.__subclasses__() if kind is not Output),
     *Output.__subclasses__(),

@@ -30,6 +30,7 @@ def private_folder(path: Path) -> Path:
     )
     for n, folder in enumerate(folders):
         if not folder.is_dir():
+            # Another process may create it at this moment.
             folder.mkdir(mode=0o700, exist_ok=True)
         if n >= first:
             _take(folder)
@@ -73,6 +74,7 @@ def write(path: Path, content: bytes) -> None:
     # Other processes and threads may be writing the same file.
     part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
     try:
+        # O_TRUNC rather than O_EXCL: a killed process with the same ids may have left this file.
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
         part.replace(path)

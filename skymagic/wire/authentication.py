@@ -162,6 +162,8 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)
     sock.sendall(nonce)
+    # In constant time: the time that `==` takes shows how many bytes of a guess are right. A sender
+    # that closes early has sent fewer bytes, which equal no proof.
     return hmac.compare_digest(
         read_exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce)
     )

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from skymagic.wire.codec import Codec, FrozenMessage
 
+# Volatile errors are those since the driver was loaded; aggregate ones would include errors from
+# before a repair.
 GPU_FIELDS = ("index", "name", "driver_version", "ecc.errors.uncorrected.volatile.total")
 """Fields queried from nvidia-smi, in this order."""
 

@@ -33,6 +33,8 @@ class FrozenMessage:
     """
 
     def __init_subclass__(cls) -> None:
+        # `dataclass` compiles each method that it generates, at the start of each process. The one
+        # `__eq__` below serves all messages.
         dataclass(eq=False)(cls)
 
     def __eq__(self, other: object) -> bool:
@@ -208,6 +210,7 @@ class Decoder(Generic[M]):
             line, self._line, self._size = b"".join(self._line), [], 0
             start = end + 1
             # anything else before the first message is output of a login shell
+            # (an empty line is skipped: a sender may begin with one, to end the shell's last line)
             if line.startswith(b'["') or (line and not self._noise):
                 message = self._codec.decode(line)
                 # From the first message on, every line has to be one.
@@ -242,6 +245,7 @@ class Transport(Protocol):
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Call `os.write` until everything is written, because one call may write only a part."""
+    # In bytes, as `os.write` counts: a slice of a view counts the items of its buffer.
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(descriptor, view) :]

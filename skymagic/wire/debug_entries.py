@@ -61,6 +61,8 @@ def last(entries: Iterable[Iterable[Entry]], count: int, pattern: str) -> list[E
     Args:
         pattern: regular expression; "" matches all.
     """
+    # Only the last entries of each process are kept in memory: its two files may have 10 MB. They
+    # are sorted because threads may write in another order than that of their records' times.
     matches = re.compile(pattern).search
     matching = [deque((entry for entry in one if matches(str(entry))), count) for one in entries]
     return list(deque(heapq.merge(*(sorted(queue) for queue in matching)), count))
@@ -80,6 +82,7 @@ def node_entries(job_id: str, node: int) -> list[Iterator[Entry]]:
     files = [
         path
         for parent in parents
+        # Any user of the machine can create such a folder in /tmp, with entries that mislead.
         if why_unsafe(str(parent)) is None
         for path in sorted(parent.glob(f"{start}*{end}"))
     ]

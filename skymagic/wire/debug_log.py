@@ -84,9 +84,11 @@ class DebugFile(logging.Handler):
         finally:
             os.close(file)
         self.path.replace(f"{self.path}{OLDER}")
+        # Cut, because a line longer than `MAX_BYTES` would fit into no file and never be done.
         self._append(line[: MAX_BYTES // 2])
 
     def _open(self) -> int:
+        # O_APPEND, because a forked process writes to the same file until it calls `setup`.
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.path, flags, 0o600)
 
@@ -102,6 +104,7 @@ def setup(path: Path, identifiers: Mapping[str, object]) -> None:
     """
     global _file
     if _file is not None:
+        # In a forked process, this is the handler of its parent's file.
         _ROOT.removeHandler(_file)
     _file = DebugFile(path, identifiers)
     set_level(_level)

@@ -232,6 +232,8 @@ encode, messages = CODEC.encode, CODEC.messages
 
 def joined(frames: Iterable[bytes]) -> Generator[bytes, None, None]:
     """Yield the same bytes in fewer pieces, by joining small ones."""
+    # A frame may be a file of a few bytes, a folder may have thousands of these, and each piece is
+    # written separately.
     waiting: list[bytes] = []
     size = 0
     for frame in frames:

@@ -68,6 +68,7 @@ def boot_id() -> str:
 
     Falls back to the host name if the system has no boot id.
     """
+    # Also equal in all containers of a machine, which usually have different host names.
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return f"{socket.gethostname()} {sys.platform}"

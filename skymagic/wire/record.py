@@ -61,6 +61,7 @@ def why_unsafe(folder: str) -> str | None:
     Anybody can create one in a shared folder such as /tmp.
     """
     try:
+        # Not `stat`: the owner of a link can point it elsewhere after this check.
         status = os.lstat(folder)
     except OSError as problem:
         return problem.strerror or "not there"
@@ -178,4 +179,5 @@ def identity(pid: int | None = None) -> str:
     TICKS is 0 outside Linux.
     """
     pid = os.getpid() if pid is None else pid
+    # A machine without a boot id has a name with a blank instead, which would add a fourth word.
     return f"{pid} {started(pid)} {boot_id().replace(' ', '-')}"

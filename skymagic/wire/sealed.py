@@ -170,6 +170,7 @@ class SealedStream:
         if not self._need(HEADER.size):
             return None
         kind, length = HEADER.unpack_from(self._plain)
+        # The other end may not be authenticated yet: it must not make this one buffer 4 GiB.
         if length > MAX_FRAME:
             raise ValueError(f"a frame has {length} bytes")
         if not self._need(HEADER.size + length):
@@ -255,6 +256,7 @@ def main(job: str, pinned: str = "") -> int:
         send(MARK)
         stream.handshake()
         command = authenticate(stream, job, pinned)
+    # KeyError: a field of the answer is missing
     except (OSError, EOFError, ValueError, KeyError) as problem:
         print(f"no encrypted session with the notebook: {problem}", file=sys.stderr)
         return 1
@@ -268,6 +270,7 @@ def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
         PermissionError: the other end is not the pool's notebook, or refuses this node.
     """
     fingerprint_seen = stream.peer()
+    # Before the claim, so that a stranger does not learn whether this node has a key.
     if pinned and not hmac.compare_digest(fingerprint_seen, pinned):
         raise PermissionError("the other end is not the notebook that has made the pool")
     knows, key, problem = known_key(job)
@@ -382,6 +385,7 @@ def serve(stream: SealedStream, command: str) -> int:
     )
 
     def kill(signum: int) -> None:
+        # Once the shell was waited for, its number may belong to another process group.
         if shell.returncode is None:
             with contextlib.suppress(OSError):
                 os.killpg(shell.pid, signum)
@@ -394,6 +398,7 @@ def serve(stream: SealedStream, command: str) -> int:
         kill(signal.SIGKILL)
 
     def end_soon(*_: Any) -> None:
+        # Not in the handler itself: it runs on the main thread, which waits for the shell's end.
         threading.Thread(target=end, args=(0.0,), daemon=True).start()
 
     def copy_in() -> None:
@@ -418,6 +423,7 @@ def serve(stream: SealedStream, command: str) -> int:
             shell.stdin.close()
         end(ABANDONED_TIMEOUT)
 
+    # Kinds of output of which a piece is being sent: the session must not end in the middle of it.
     busy = set()
 
     def copy_out(source: Any, kind: int) -> None:
@@ -471,6 +477,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        # `pass` rather than nothing, because a docstring may be all that a body has.
         text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         return ast.copy_location(ast.Pass(), node) if text else node
 

@@ -179,6 +179,7 @@ def is_name(text: object) -> bool:
 
     It consists of 16 and 32 hexadecimal digits, so it cannot lead outside the store.
     """
+    # Not `match` with a `$`, which accepts a newline at the end.
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
@@ -203,6 +204,7 @@ def _check_peer(message: Any) -> None:
 
 
 CODEC: Codec[StoreMessage] = Codec(*StoreMessage.__subclasses__(), max_line=64 << 20, check=_check)
+# A server reads the payload of a peer into a buffer of `PIECE_BYTES`: no larger one may pass.
 PEER_CODEC: Codec[PeerMessage] = Codec(
     FollowValue, ValuePiece, max_line=1 << 12, max_payload=PIECE_BYTES, check=_check_peer
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import select
 
+# ESC and NUL in a row are no control sequence of a terminal, so text hardly ever contains them.
 MARK = b"\x1b\x00stderr "
 HEADER_BYTES = len(MARK) + 5  # four hexadecimal digits of the text's size, and a NUL byte
 MAX_TEXT_BYTES = select.PIPE_BUF - HEADER_BYTES

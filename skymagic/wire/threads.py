@@ -29,6 +29,7 @@ def start_all(
         except BaseException as problem:
             future.set_exception(problem)
 
+    # Not a ThreadPoolExecutor: Python waits for its threads at exit, even for one that hangs.
     futures: list[Future[T]] = [Future() for _ in jobs]
     for job, future in zip(jobs, futures, strict=True):
         threading.Thread(target=run, args=(job, future), name=name, daemon=daemon).start()

@@ -62,6 +62,8 @@ def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
                     data = secure.recv(PIECE)
                     to_plain += data
                     open_ = bool(data)
+            # Nothing is appended to data that waits: OpenSSL requires that an unfinished write is
+            # repeated with the same bytes.
             if open_ and not to_secure:
                 with contextlib.suppress(BlockingIOError):
                     data = plain.recv(PIECE)

@@ -31,11 +31,14 @@ def fields_of(value: object) -> JsonObject:
     """
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} is not a value of a message")
+    # Not `dataclasses.asdict`, which would copy all that is nested, such as a listing of a million
+    # files.
     return vars(value)
 
 
 def plain(value: Any) -> Any:
     """Return a value with all dataclasses in it as dictionaries, for encoders that know none."""
+    # First, because a str is a Sequence too.
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, Mapping):
@@ -71,6 +74,7 @@ def reader(annotation: Any) -> Reader:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _union_reader(arguments)
+    # One type for each position; `tuple[X, ...]` is a sequence.
     if origin is tuple and arguments[1:] != (...,):
         return _row_reader(arguments)
     if origin in (tuple, list, Sequence):
@@ -130,6 +134,7 @@ def _row_reader(kinds: tuple[Any, ...]) -> Reader:
     readers = tuple(map(reader, kinds))
 
     def row(values: Any) -> Any:
+        # A row of another length raises ValueError.
         return tuple(read_field(value) for read_field, value in zip(readers, values, strict=True))
 
     return row

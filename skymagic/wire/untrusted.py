@@ -21,6 +21,7 @@ def sanitized(text: str) -> str:
     """
     if "\n" not in text and text.isprintable():
         return text
+    # A terminal ends lines with CR LF. A CR alone would overwrite the line, and is escaped below.
     text = _COLOUR.sub("", text).replace("\r\n", "\n")
     return "".join(letter if letter in "\n\t" else _visible(letter) for letter in text)
 

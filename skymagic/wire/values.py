@@ -7,6 +7,8 @@ from typing import Protocol
 
 from skymagic.wire.codec import FrozenMessage
 
+# A list rather than a tuple: JSON makes lists, and `wire.typed` converts nothing in a union of
+# several types.
 Location = str | list[int]
 """A part of a pickle: inline in base64, or [file, offset, length] in a file of a store."""
 

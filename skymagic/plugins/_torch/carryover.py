@@ -231,6 +231,7 @@ def _fsdp2_states() -> list[Any]:
     module = sys.modules.get(FSDP2_STATE)
     if module is None:
         return []
+    # Not isinstance, which also asks each object for its `__class__`: a proxy may compute it.
     return [
         candidate for candidate in gc.get_objects() if issubclass(type(candidate), module.FSDPState)
     ]

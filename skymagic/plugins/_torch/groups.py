@@ -462,6 +462,8 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
         wait_for_workers=False,
     )
     if info.rank == 0:
+        # The store gets a listening socket rather than the number of a free port, which another
+        # process could take first.
         listener = socket.create_server((info.head_addr, 0))
         port = listener.getsockname()[1]
         store = make(port, is_master=True, master_listen_fd=listener.detach())

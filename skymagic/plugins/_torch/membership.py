@@ -116,6 +116,7 @@ def digest(text: str) -> int:
 
 def _proof(secret: str, rank: int) -> list[int]:
     return list(
+        # blake2b refuses keys of more than 64 bytes.
         blake2b(f"rank {rank}".encode(), key=secret.encode()[:64], digest_size=PROOF_BYTES).digest()
     )
 

@@ -75,6 +75,7 @@ class Connections:
                 # The descriptor was closed and reused.
                 if os.readlink(f"/proc/self/fd/{fd}") != name:
                     continue
+                # On a copy, which the end of the block closes; the group still uses its own.
                 with socket.socket(fileno=os.dup(fd)) as connection:
                     # raises for a listening socket, which must be left alone
                     connection.getpeername()

@@ -77,6 +77,7 @@ class Session:
 
     def put(self, kind: int, channel: int, data: bytes = b"") -> None:
         """Send a frame now or once reconnected; data longer than `MAX_DATA` is split."""
+        # `or 1`: a frame without data, such as an EOF, is sent as well.
         for start in range(0, len(data) or 1, MAX_DATA):
             piece = data[start : start + MAX_DATA]
             self._last += 1
@@ -90,6 +91,7 @@ class Session:
         Raises:
             ProtocolError: the number is impossible, so it is not the other end of this session.
         """
+        # Before anything changes: if the new connection is refused, the previous one continues.
         if not self._last - len(self._unacked) <= received <= self._last:
             raise ProtocolError(f"the other end says it has {received} of {self._last} frames")
         # Half a frame of the old connection is worthless: it will be sent again in full.
@@ -123,6 +125,7 @@ class Session:
             return b""
         # An acknowledgement travels with the data, instead of by itself later.
         pieces = [self.ack()] if self.unacknowledged else []
+        # `_unacked` begins after the frames that the other end has acknowledged.
         index = self._sent - (self._last - len(self._unacked))
         size = 0
         while index < len(self._unacked) and size < limit:

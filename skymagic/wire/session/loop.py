@@ -256,6 +256,8 @@ class SessionLoop:
         times = [now + HEARTBEAT_INTERVAL, *([until] if until is not None else [])]
         if self._connection is not None:
             times += [self._last_out + HEARTBEAT_INTERVAL, self._last_in + HEARTBEAT_TIMEOUT]
+            # While `_out` waits, no acknowledgement can be sent: its deadline, once passed, would
+            # keep the loop busy.
             if self._ack_at is not None and self.session.unacknowledged and not self._out:
                 times.append(self._ack_at)
         return max(0.0, min(times) - now)
@@ -264,6 +266,7 @@ class SessionLoop:
         now = time.monotonic()
         # After a laptop slept or a process was stopped, its own silence must not count as the other
         # end's.
+        # (`step` waits for `HEARTBEAT_INTERVAL` at most; a busy machine may take a second more.)
         if now - self._last_step > HEARTBEAT_INTERVAL + 1.0:
             self._last_in = now
         self._last_step = now
@@ -366,6 +369,7 @@ class SessionLoop:
             self._mask = mask
 
     def _on_connection(self, mask: int) -> None:
+        # A connection that has become writable needs nothing here: `step` ends with a flush.
         if mask & READABLE and self._connection is not None:
             try:
                 data = self._connection.recv(CONNECTION_CHUNK)
@@ -409,6 +413,7 @@ class SessionLoop:
         self._ack_at = 0.0
 
     def _write(self, data: bytes) -> None:
+        # The callers make sure that `_out` is empty: the rest of a frame in it would be lost.
         self._out = memoryview(data)
         self._send()
         self._update_interest()
