@@ -87,7 +87,7 @@ def test_a_ready_host_costs_one_round_trip(bootstrapped_home: Path, home: Path) 
     ready = setup(host, requirements_of(Image()), told.append)
     assert host.runs == 1
     assert told == []
-    code = "import sys, ipyparallel, skymagic; print(sys.prefix, skymagic.__file__, skymagic.__version__)"
+    code = "import sys, ipykernel, skymagic; print(sys.prefix, skymagic.__file__, skymagic.__version__)"
     out = through("/bin/sh", host, ready.command("timeit", "-n1", "-r1", code))
     prefix, file, version = out.split()[:3]
     assert prefix == f"{home}/.skymagic/env/{ready.facts.env}"

@@ -298,12 +298,16 @@ def test_bar_that_was_wiped_away_leaves_its_block(
 # ------------------------------------------------------------------------------------------ in a notebook
 
 
+NAMES = (
+    "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
+)
+
+
 @pytest.fixture(scope="module")
 def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    setup = "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
     patient = "%config SkyMagic.grace = 30.0"  # no rank is killed, and loses its names, because the machine is busy
     with shared_pools.lent(
-        "--ranks 2", patient, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True
+        "--ranks 2", patient, "pool = %sky_pool --ranks 2", NAMES, view_after=0.2, watched=True
     ) as one:
         yield one
 
@@ -579,6 +583,7 @@ def test_a_call_has_its_line(notebook: Notebook) -> None:
 
 
 def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.grace = 1.0")
     cell = notebook.start(
         "%%sky_broadcast\nif rank == 1:\n    sum(range(10**12))  # holds the interpreter"
     )
@@ -594,6 +599,8 @@ def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> No
     notebook.finish(cell)
     assert cell.failure.ename == "RunInterrupted"
     assert "\nrank 1 did not stop and was killed\n" in cell.failure.evalue
+    notebook.run("%config SkyMagic.grace = 30.0")
+    notebook.run(NAMES)  # rank 1 is a new one
 
 
 def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
