@@ -31,7 +31,7 @@ class Fault:
     presses: int = 1
     timeout: float | None = None
     whom: str = ""
-    """Who gets a signal 0.1 s after the cell's start: rank, controller, forkserver or agent."""
+    """Who gets a signal 0.1 s after the cell's start: rank, forkserver or agent."""
     signum: int = 0
     pause: float = 0.0
     """Seconds after which SIGCONT follows."""
@@ -266,12 +266,10 @@ OUTSIDE = {
     "SIGTERM to a rank": outside("rank", signal.SIGTERM, lost=None),
     "SIGINT to a rank": outside("rank", signal.SIGINT, lost=None),
     "SIGSTOP for 3 s": Fault(outside("rank", 0).body, whom="rank", signum=signal.SIGSTOP, pause=3.0),
-    "SIGSTOP to the controller for 2 s": outside("controller", signal.SIGSTOP, pause=2.0),
     "SIGSTOP to the forkserver for 2 s": outside("forkserver", signal.SIGSTOP, pause=2.0),
     "SIGSTOP to the agent for 2 s": outside("agent", signal.SIGSTOP, pause=2.0),
     "SIGTERM to the forkserver": outside("forkserver", signal.SIGTERM),
     "SIGINT to the agent": outside("agent", signal.SIGINT),
-    "SIGKILL to the controller": outside("controller", signal.SIGKILL, fatal=True),
     "SIGKILL to the forkserver": outside("forkserver", signal.SIGKILL, fatal=True),
     "SIGKILL to the agent": outside("agent", signal.SIGKILL, fatal=True),
     "SIGTERM to the agent": outside("agent", signal.SIGTERM, fatal=True),

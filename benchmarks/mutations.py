@@ -287,16 +287,16 @@ MUTATIONS = (
     Mutation(
         "attaching replays twice",
         "kernels/agent/output.py",
-        "        for output in self._kept.after(shown):\n            self._tell(output)\n",
-        "        for output in self._kept.after(shown):\n            self._tell(output)\n"
-        "            self._tell(__import__('dataclasses').replace(output, seq=output.seq + 1000))\n",
+        "        for output in self._kept.after(shown):\n            self._send(output)\n",
+        "        for output in self._kept.after(shown):\n            self._send(output)\n"
+        "            self._send(__import__('dataclasses').replace(output, seq=output.seq + 1000))\n",
         "each line is shown once",
         (SURVIVAL,),
     ),
     Mutation(
         "attaching replays nothing",
         "kernels/agent/output.py",
-        "        for output in self._kept.after(shown):\n            self._tell(output)\n",
+        "        for output in self._kept.after(shown):\n            self._send(output)\n",
         "",
         "output of a run comes to the next notebook",
         (SURVIVAL,),

@@ -180,15 +180,14 @@ class Soak:
 
 
 def process_of(pool: Pool, whom: str, rank: int) -> int:
-    """The number of a process of a local pool: of the agent, the controller, the forkserver or a rank."""
+    """The number of a process of a local pool: of the agent, the forkserver or a rank."""
     pid = pool.agents.ranks[rank].pid
     assert pid is not None
     if whom == "rank":
         return pid
     forkserver = psutil.Process(psutil.Process(pid).ppid())
     agent = psutil.Process(forkserver.ppid())
-    controller = next(one for one in agent.children() if one != forkserver)
-    return {"forkserver": forkserver, "agent": agent, "controller": controller}[whom].pid
+    return {"forkserver": forkserver, "agent": agent}[whom].pid
 
 
 @contextmanager
@@ -274,8 +273,8 @@ def take(pool: Pool) -> Inventory:
         "notebook: threads": me.num_threads(),
         "any rank: descriptors": max(rank.num_fds() for rank in ranks),
         "any rank: threads": max(rank.num_threads() for rank in ranks),
-        "agent, forkserver, controller: descriptors": sum(one.num_fds() for one in others),
-        "agent, forkserver, controller: threads": sum(one.num_threads() for one in others),
+        "agent, forkserver: descriptors": sum(one.num_fds() for one in others),
+        "agent, forkserver: threads": sum(one.num_threads() for one in others),
         "/dev/shm: files": len(shared_memory(pool)),
     }
     return Inventory(counts, in_use(), sorted(map(described, others)))
@@ -325,8 +324,8 @@ SLACK = {
     "notebook: threads": 2,
     "any rank: descriptors": 4,
     "any rank: threads": 3,
-    "agent, forkserver, controller: descriptors": 4,
-    "agent, forkserver, controller: threads": 2,
+    "agent, forkserver: descriptors": 4,
+    "agent, forkserver: threads": 2,
     "/dev/shm: files": 0,
 }
 """How much more may be there in the end: what is open for a moment at any time."""
