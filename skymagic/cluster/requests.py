@@ -74,9 +74,7 @@ class AgentRequests(States):
             is_due = cost >= wire.window(len(self.nodes)) // 4
             self._ungranted[index] = 0 if is_due else cost
         if is_due:
-            for link in self._links:
-                if link.node == index:
-                    link.send(wire.Credit(cost))
+            self._links[index].send(wire.Credit(cost))
 
     def follow(self, request: str, shown: Mapping[int, int]) -> None:
         """Have agents send the output and outcomes of an earlier request, which go to `on_result`.

@@ -147,7 +147,7 @@ class RankScreen:
     def begin(self, message: BeginOutput) -> None:
         """Attribute all further output to another request."""
         self.request, self.is_open, self._unwanted = message.request, True, False
-        self._kept, self._reported = RunBuffer(self.rank), MetricsBuffer()
+        self._kept, self._reported = RunBuffer(self.rank, message.request), MetricsBuffer()
 
     def end(self) -> None:
         """Mark the end of the request's output."""
@@ -158,10 +158,7 @@ class RankScreen:
         """Number a piece of output, keep it for `follow`, and send it to the notebook."""
         numbered = self._kept.add(output)
         if self.is_open and not self._unwanted:
-            self._tell(numbered)
-
-    def _tell(self, output: Output) -> None:
-        self._send(replace(output, request=self.request))
+            self._send(numbered)
 
     def display(self, display: OutputDisplay) -> None:
         """Show rich output; while the notebook is away, keep the newest displays for it."""
@@ -186,7 +183,8 @@ class RankScreen:
 
     def _send_metrics(self, metrics: OutputMetrics) -> None:
         if not self._unwanted:
-            self._tell(replace(metrics, cost=cost_of(metrics, size_of(metrics))))
+            cost = cost_of(metrics, size_of(metrics))
+            self._send(replace(metrics, request=self.request, cost=cost))
 
     def detach(self) -> None:
         """Keep only the newest displays and a bounded amount of metrics from now on."""
@@ -222,14 +220,13 @@ class RankScreen:
         Its end is sent in any case: the notebook that saw it may have been killed before it had the
         values.
         """
+        self._unwanted = False
         if batches := self._reported.batches:  # before the end, after which nobody listens
-            self._unwanted = False
             self._send_metrics(OutputMetrics(self.rank, batches, self._reported.dropped))
         for output in self._kept.after(shown):
-            self._tell(output)
+            self._send(output)
         if self._kept.end is not None and self._kept.end.seq <= shown:
-            self._tell(self._kept.end)
-        self._unwanted = False
+            self._send(self._kept.end)
 
 
 class OutputFilter:

@@ -37,10 +37,15 @@ def cost_of(output: Output, nbytes: int) -> int:
 
 
 class RunBuffer:
-    """The contents of one run that were sent to a notebook, numbered from 1."""
+    """The output of one request that was sent to a notebook, numbered from 1.
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    Args:
+        rank: the rank whose output it is.
+        request: identity of the request, which all the output carries.
+    """
+
+    def __init__(self, rank: int, request: str = "") -> None:
+        self._rank, self._request = rank, request
         self._count = 0
         self._first: list[Output] = []
         self._room = FIRST_BYTES
@@ -50,10 +55,12 @@ class RunBuffer:
         self.end: OutputComplete | None = None
 
     def add(self, output: Output) -> Output:
-        """Keep a piece of output, and return it with its number and its cost."""
+        """Keep a piece of output, and return it with its request, its number and its cost."""
         self._count += 1
         nbytes = size_of(output)
-        output = replace(output, seq=self._count, cost=cost_of(output, nbytes))
+        output = replace(
+            output, request=self._request, seq=self._count, cost=cost_of(output, nbytes)
+        )
         if isinstance(output, OutputComplete):
             self.end = output
         # once a piece did not fit, all later ones belong to the end
@@ -81,7 +88,9 @@ class RunBuffer:
                 continue
             if gap := output.seq - before - 1:  # some of what was dropped may have been shown
                 nbytes = self._dropped_bytes * gap // self._dropped
-                yield OutputSuppressed(self._rank, nbytes, seq=output.seq - 1)
+                yield OutputSuppressed(
+                    self._rank, nbytes, request=self._request, seq=output.seq - 1
+                )
             before = output.seq
             yield _with_new_display(output, displays)
 
