@@ -266,7 +266,7 @@ def find(name: str | None = None) -> Compute:
     The pool may have been started by a magic or from Python.
 
     Raises:
-        PoolError: no such pool exists; the message says how to start one.
+        PoolError: no such pool exists; the message explains how to start one.
     """
     return Compute.of(registry.pool_named(name))
 

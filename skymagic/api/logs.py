@@ -305,7 +305,7 @@ def _open_from_outside(
 
 @dataclass
 class LogPosition:
-    """Position in a rank's log up to which it was read."""
+    """Read position in a rank's log."""
 
     end: int = 0
     """Number of bytes read."""

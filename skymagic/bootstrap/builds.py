@@ -170,7 +170,7 @@ def choose(requirements: Requirements, facts: HostFacts) -> Builds:
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
 """Matches a requirement for JAX as its plugin and Keras's plugin write it."""
 CUDA_13_DRIVER = 580
-"""NVIDIA driver version from which uv's ``auto`` picks PyTorch's builds for CUDA 13."""
+"""Lowest NVIDIA driver version that makes uv's ``auto`` pick PyTorch's builds for CUDA 13."""
 
 
 def for_gpus(packages: Sequence[str], facts: HostFacts, backend: str) -> tuple[str, ...]:

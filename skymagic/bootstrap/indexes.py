@@ -1,6 +1,6 @@
 """Query a host's package indexes with the host's own Python.
 
-The queries find out which indexes answer, and which builds of which packages they have.
+The queries find the indexes that answer, and the builds of packages that they have.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class InstallPlan:
     """Plan for installing skymagic on one host.
 
     Attributes:
-        requirements: what the host must have.
+        requirements: requirements that the host must satisfy.
         env: name of the environment; "" if none is created.
         python: interpreter that creates the environment, or that is used as it is; "" to let uv
             find or fetch one.

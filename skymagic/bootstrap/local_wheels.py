@@ -5,8 +5,8 @@ These were installed from a folder, a repository or a file. An installer records
 something else under its name.
 
 An editable distribution is whatever its source is now: uv or pip builds a wheel in a copy of the
-source. Any other distribution is what is installed, whatever has become of its source: its files
-are packed into a wheel again. The cache is content-addressed in both cases.
+source. Any other distribution is packed into a wheel again from its installed files, even if its
+source has changed since. The cache is content-addressed in both cases.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class OwnWheel:
         version: the notebook's version.
         path: path of the wheel on this machine.
         digest: digest of its content, which changes with its source.
-        source: what it was installed from.
+        source: folder, repository or file that it was installed from.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Idempotent provisioning of a host: probe it, then install an environment and skymagic's code.
 
-Whatever the host already has is reused. `add` installs more packages into an environment while
+Parts that the host already has are reused. `add` installs more packages into an environment while
 ranks run in it, under the environment's lock.
 """
 

@@ -219,8 +219,8 @@ def _pinned(text: str, lookup: Lookup) -> str:
 def preferred(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
     """Return sorted pins of `requirements` and all their dependencies at the notebook's versions.
 
-    The pins apply unless a requirement forbids them. Left out is what is requested at its `LATEST`
-    or in another version, what the notebook lacks, and the notebook's own distributions.
+    The pins apply unless a requirement forbids them. Distributions requested at their `LATEST` or
+    in another version are left out, as are missing ones and the notebook's own.
     """
     waiting = list(filter(None, map(_requirement, requirements)))
     specifiers = {
@@ -239,8 +239,8 @@ def preferred(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[s
 def own_names(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
     """Return the names of the notebook's own distributions that `requirements` lead to.
 
-    The names are canonical and sorted. What is requested in another version than the notebook's, or
-    at its `LATEST`, comes from an index.
+    The names are canonical and sorted. A distribution requested at its `LATEST`, or in another
+    version than the notebook's, comes from an index and is left out.
     """
     waiting = list(filter(None, map(_requirement, requirements)))
     specifiers = {
