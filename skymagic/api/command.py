@@ -212,14 +212,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pools(line: argparse.Namespace) -> int:
-    from skymagic.pool import keys, records
+    from skymagic.pool import records
 
     listed = records.readable_records()
     if line.json:
         pools = [record.plain() | {"left": records.is_left(record)} for record in listed]
         print_sanitized(json.dumps({"pools": pools}))
     else:
-        lines = "\n".join(map(keys.pool_words, listed))
+        lines = "\n".join(map(records.record_text, listed))
         print_sanitized(lines or "no notebook on this machine has a pool that outlives it")
     return 0
 

@@ -23,7 +23,7 @@ from skymagic.files.copy import Files
 from skymagic.plan import parameters
 from skymagic.plan.parameters import NotebookDocument, ParameterValue
 from skymagic.pool import keys, launch, records
-from skymagic.pool.keys import DisplayRecord, PoolKey
+from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import head
 from skymagic.wire import notebook as notebook_wire
@@ -147,13 +147,8 @@ def _start(
 
 def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
     """Return the files that let the job's kernel attach to the pool from its head."""
-    files = {".json": records.packed(replace(record, process="", key=key.saved()))}
-    with contextlib.suppress(OSError):
-        files[".shown"] = (records.folder() / f"{record.job_id}.shown").read_bytes()
-    return {
-        f"{record.job_id}{kind}": base64.b64encode(content).decode()
-        for kind, content in files.items()
-    }
+    content = records.packed(replace(record, process="", key=key.saved()))
+    return {f"{record.job_id}.json": base64.b64encode(content).decode()}
 
 
 def follow(
@@ -216,11 +211,10 @@ def settled(record: PoolRecord) -> PoolRecord:
 
 
 def _settle(record: PoolRecord, state: notebook_wire.NotebookState) -> PoolRecord:
-    """Record that the job has ended, and which runs of the pool it has shown."""
+    """Record that the job has ended."""
     if state.status == "running" or state.process != record.process:
         return record  # still running, or its kernel on this machine has written the record
     logger.info("pool=%s notebook %s %s", record.job_id, record.notebook, state.status)
-    DisplayRecord(record.job_id).become(state.shown)
     records.write(replace(record, process=""))
     return replace(record, process="")
 

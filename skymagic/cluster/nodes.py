@@ -32,6 +32,8 @@ class RankState:
     ready: bool = False
     exited: wire.RankExited | None = None
     failed: wire.RankFailed | None = None
+    delivered: str = ""
+    """Identity of its latest request, if an earlier notebook has delivered its results."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,9 @@ class States:
                 self.ranks[message.rank].exited = message
                 self.ranks[message.rank].ready = False
                 return message
+            case wire.Delivered():
+                for rank in message.ranks:
+                    self.ranks[rank].delivered = message.request
             case wire.LastLines():
                 self.last_lines[message.rank] = message.text
         return None

@@ -34,7 +34,7 @@ class AgentRequests(States):
         self._links = AgentLinks(self, received, changed)
         self._calls = PendingCalls(self._changed)
         self._granting = threading.Lock()
-        # index of a node → cost of shown output for which its agent has got no new credit yet
+        # index of a node → cost of read output for which its agent has got no new credit yet
         self._ungranted: dict[int, int] = {}
 
     def execute(
@@ -76,14 +76,26 @@ class AgentRequests(States):
         if is_due:
             self._links[index].send(wire.Credit(cost))
 
-    def follow(self, request: str, shown: Mapping[int, int]) -> None:
-        """Have agents send the output and outcomes of an earlier request, which go to `on_result`.
+    def follow(self, request: str, ranks: Iterable[int]) -> None:
+        """Have agents send the outcomes of an earlier request, and its output as far as it was not
+        acknowledged; both go to `on_result`.
+        """
+        for link, node_ranks in self._links.of(ranks):
+            link.send(wire.Follow(request, node_ranks))
+
+    def acknowledge(self, request: str, shown: Mapping[int, int]) -> None:
+        """Tell agents that the user has seen a request's output.
 
         Args:
-            shown: rank → number of the last content that was already shown.
+            shown: rank → number of the last piece of output that was shown.
         """
         for link, node_ranks in self._links.of(shown):
-            link.send(wire.Follow(request, {rank: shown[rank] for rank in node_ranks}))
+            link.send(wire.Shown(request, {rank: shown[rank] for rank in node_ranks}))
+
+    def deliver(self, request: str, ranks: Iterable[int]) -> None:
+        """Tell agents that the user has a request's results, or its error."""
+        for link, node_ranks in self._links.of(ranks):
+            link.send(wire.Delivered(request, node_ranks))
 
     def set_log_level(self, level: str) -> None:
         """Set the level of the debug logs of agents and ranks, also of those started later."""

@@ -6,7 +6,6 @@ Without IPython it prints plain text.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -246,38 +245,6 @@ class NotebookScreen(Screen):
         self._release()
         with together():
             self._labels.finish()
-
-
-class Settling:
-    """Record of which contents of ranks count as shown, so that each is shown at least once; pure.
-
-    This holds even if this process is killed. A front end does not acknowledge output. A
-    content counts as shown SECONDS after it was passed to the screen, which holds back a cell's
-    first output until its line is in place (`run_line.MAX_HELD`), and open lines for a shorter time
-    (`labels.DELAY`); the kernel's own ZeroMQ sockets then need less than a millisecond.
-
-    Args:
-        mark: called with a rank and the number of its last content that counts as shown.
-    """
-
-    SECONDS = 4.0
-
-    def __init__(self, mark: Callable[[int, int], None]) -> None:
-        self._mark = mark
-        self._given: deque[tuple[float, int, int]] = deque()
-        """(Time, rank, number) of contents that do not count as shown yet."""
-
-    def add(self, rank: int, seq: int, now: float) -> None:
-        """Record that a content was passed to the screen."""
-        self._given.append((now, rank, seq))
-
-    def settle(self, now: float) -> None:
-        """Mark contents that were passed long enough ago. Called often."""
-        last: dict[int, int] = {}
-        while self._given and self._given[0][0] + self.SECONDS <= now:
-            _, rank, last[rank] = self._given.popleft()
-        for rank, seq in last.items():
-            self._mark(rank, seq)
 
 
 def print_note(text: str) -> None:

@@ -11,8 +11,7 @@ from skymagic.data.capture.numbering import CELL_FILE
 from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
-from skymagic.plan.units import duration_text, ranges, rank_words, size
-from skymagic.wire.output import Output, OutputText
+from skymagic.plan.units import count, duration_text, ranges, rank_words, size
 from skymagic.wire.queries import Stack, StackFrame
 from skymagic.wire.untrusted import sanitized_line
 
@@ -53,18 +52,20 @@ def suppressed_lines(rank: int, nbytes: int) -> str:
     return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs -t {rank}]\n"
 
 
-def possibly_repeated(repeated: Output) -> str:
+def possibly_repeated(rank: int, lines: int, displays: int) -> str:
     """Return the line before output that may already be on the screen.
 
     The previous kernel showed that output shortly before it ended, or did not get to it.
     """
-    lines = repeated.text.count("\n") if isinstance(repeated, OutputText) else 0
-    output = (
-        f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
-    )
+    # "line" and "display", but "3 lines" and "2 displays"
+    parts = [
+        noun if number == 1 else count(number, noun)
+        for number, noun in ((lines, "line"), (displays, "display"))
+        if number
+    ]
     return (
-        f"[rank {repeated.rank}: {output} may have been shown before: the previous kernel "
-        "ended just after it arrived]\n"
+        f"[rank {rank}: the next {' and '.join(parts)} may have been shown before: the previous "
+        "kernel ended just after that arrived]\n"
     )
 
 

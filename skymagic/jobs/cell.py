@@ -301,7 +301,7 @@ def _carried_out(
             discard(report, pool)
             raise
         finally:
-            pool.shown.deliver(report.run, spec.ranks)
+            pool.runs.deliver(report.run, spec.ranks)
 
 
 def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:

@@ -321,7 +321,7 @@ def _carried_out(
         # silent.
         report = ending.report = run(screen, replace(limits, stall_after=math.inf))
         screen.finish()
-    pool.shown.deliver(report.run, spec.ranks)
+    pool.runs.deliver(report.run, spec.ranks)
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.survivors:

@@ -35,7 +35,7 @@ from skymagic.magics.runs import ShellRuns, request_for, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, debugging, keys, launch, messages, records, registry
+from skymagic.pool import Pool, debugging, launch, messages, records, registry
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -145,7 +145,7 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None and request.login is None:
-            pool_lines = map(keys.pool_words, records.readable_records())
+            pool_lines = map(records.record_text, records.readable_records())
             no_pools = "no pool that outlives its notebook was started from here"
             print_sanitized("\n".join(pool_lines) or records.ended_with_kernel() or no_pools)
             return None

@@ -30,7 +30,6 @@ from skymagic.run.submission import (
     PoolNote,
     RankDeath,
     RankFinished,
-    Repeated,
     Submission,
 )
 from skymagic.wire import agent as wire
@@ -164,10 +163,6 @@ class Scheduler:
             return [other for other in before if not other.ranks.isdisjoint(reservation.ranks)]
 
 
-def _not_kept(rank: int, seq: int) -> None:
-    """Ignore the progress of an order's display; only that of runs is recorded."""
-
-
 UNSENT = Outcome(failure=Failure("CellNotSent", _NOT_SENT, (_NOT_SENT,)))
 """Outcome of a rank that never got the cell."""
 
@@ -214,26 +209,25 @@ class Dispatch:
 
         Waits for the run's ranks.
         """
-        shown = self._status.shown.read(submission.number)
-        submission.repeated = Repeated({rank: seq for rank, (_, seq) in shown.items()})
         follow = self._resources.agents.follow
-        positions = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
-        return self._run(submission, lambda: follow(submission.request, positions), screen, limits)
+        return self._run(
+            submission, lambda: follow(submission.request, submission.ranks), screen, limits
+        )
 
     def _run(
         self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits
     ) -> Report:
         agents = self._resources.agents
-        shown, number = self._status.shown, submission.number
-        on_begin = partial(shown.begin, number) if number else _not_kept
-        on_mark = partial(shown.mark, number) if number else _not_kept
+        # whether another notebook can follow it
+        is_lasting = submission.number > 0 and self._status.plan.outlives
+        acknowledge = partial(agents.acknowledge, submission.request) if is_lasting else None
         try:
             submission.on_read = agents.grant
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
-                is_left = self._left if number and self._status.plan.outlives else None
-                loop = RunLoop(submission, agents, screen, limits, on_begin, on_mark, is_left)
+                is_left = self._left if is_lasting else None
+                loop = RunLoop(submission, agents, screen, limits, acknowledge, is_left)
                 report = loop.wait()
             if report.closed and self._status.closed is not None:
                 raise PoolError(self._status.closed, code="pool-closed", names=[self._status.name])
@@ -297,8 +291,7 @@ class Dispatch:
                 submission.put(OutputArrived(OutputComplete(message.rank)))
                 submission.put(RankFinished(message.rank, UNSENT))
             case _:
-                for piece in submission.repeated.take(message):
-                    submission.put(OutputArrived(piece))
+                submission.put(OutputArrived(message))
 
     def rank_died(self, exited: wire.RankExited) -> bool:
         """Report a rank's death to the run that waits for it. Return False if no run does."""

@@ -267,7 +267,7 @@ def bring(text: bytes, state: bytes) -> PoolRecord:
 def remove(job_id: str) -> None:
     """Remove all files of a pool that has ended; safe to call twice."""
     with contextlib.suppress(OSError):
-        for path in folder().glob(f"{job_id}.*"):  # includes its display record
+        for path in folder().glob(f"{job_id}.*"):
             path.unlink(missing_ok=True)
 
 

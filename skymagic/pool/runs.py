@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, newest_within
 from skymagic.run.state import Limits, Report, RunSpec
-from skymagic.run.submission import Submission
+from skymagic.run.submission import Submission, request_of_run
 from skymagic.wire import debug_log
 from skymagic.wire.order import LONGEST_SOURCE, SOURCE_NAME, Order
 from skymagic.wire.outcome import RECALL, Recollection
@@ -145,6 +145,14 @@ class PoolRuns:
         # without a machine, whose ranks are not restarted.
         self._recovery.begin_after(report)
         return report
+
+    def deliver(self, run: int, ranks: Iterable[int]) -> None:
+        """Record that the user has the values or the error of a run, for the next notebook.
+
+        Output that is still on its way to the screen no longer matters.
+        """
+        if self._status.plan.outlives and self._resources.started:
+            self._resources.agents.deliver(request_of_run(run), ranks)
 
     def _reservation(self, spec: RunSpec, stop: StopSignal, screen: Screen) -> RankReservation:
         """Queue the run for its ranks; stopping the run removes it from the queue."""
@@ -513,7 +521,7 @@ class Attaching:
         unfinished = [
             item
             for item in unfinished_runs(recollections)
-            if not (item.over and self._status.shown.delivered(item.run, item.spec.ranks))
+            if not (item.over and self._was_delivered(item))
         ]
         for text in interrupted_runs(recollections, {item.run for item in unfinished}):
             self._status.note(text)
@@ -534,6 +542,11 @@ class Attaching:
             )
             self._recovery.begin(dead_ranks)
         return unfinished
+
+    def _was_delivered(self, unfinished: UnfinishedRun) -> bool:
+        """Return True if an earlier notebook has delivered the results of this run."""
+        request, ranks = request_of_run(unfinished.run), self._resources.agents.ranks
+        return any(ranks[rank].delivered == request for rank in unfinished.spec.ranks)
 
     def _all_lost(self) -> bool:
         if not self._resources.started:

@@ -18,7 +18,6 @@ from skymagic.plan.limits import Lifetime
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plugins import table
-from skymagic.pool.keys import DisplayRecord
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +164,6 @@ class SharedStatus:
         The magics set them before each cell, so that %config takes effect at once.
         """
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
-        self.shown = DisplayRecord(self.job_id if plan.outlives else None)
-        """Display progress of its runs, for another notebook."""
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"  # who started it, and where
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:

@@ -29,14 +29,15 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
 from skymagic.display.live import together
 from skymagic.display.run_line import RunState
-from skymagic.display.screen import Screen, Settling
+from skymagic.display.screen import Screen
 from skymagic.plan.units import rank_words
+from skymagic.run.acknowledgements import Acknowledgements
 from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall, stacks_of
 from skymagic.run.state import Limits, RankRun, Report, state_of
@@ -61,6 +62,7 @@ from skymagic.wire.output import (
     OutputMetrics,
     OutputMissed,
     OutputNote,
+    OutputRepeated,
     OutputSuppressed,
     OutputText,
 )
@@ -112,9 +114,8 @@ class RunLoop:
     """Event loop of one submission: events, deadlines, and the escalation from interrupt to kill.
 
     Args:
-        begin: called with a rank and a message's number before the message is written to the
-            screen.
-        mark: called with the same arguments once the message counts as shown (`Settling`).
+        acknowledge: called with rank → number of the last piece of its output that the user has
+            seen; None if no other notebook can continue the run.
         is_left: returns True if this process ends and leaves the run to its ranks; None if runs end
             with it.
     """
@@ -125,12 +126,11 @@ class RunLoop:
         agents: Agents,
         screen: Screen,
         limits: Limits,
-        begin: Callable[[int, int], None] = lambda rank, seq: None,
-        mark: Callable[[int, int], None] = lambda rank, seq: None,
+        acknowledge: Callable[[Mapping[int, int]], object] | None = None,
         is_left: Callable[[], bool] | None = None,
     ) -> None:
         self._submission = submission
-        self._begin, self._settling = begin, Settling(mark)
+        self._acknowledgements = Acknowledgements(acknowledge) if acknowledge else None
         self._agents = agents
         self._left, self._held_stop = is_left, False
         self._screen = screen
@@ -202,7 +202,8 @@ class RunLoop:
         self._screen.refresh()
         self._screen.progress(self._state)
         now = time.monotonic()
-        self._settling.settle(now)
+        if self._acknowledgements is not None:
+            self._acknowledgements.update(now)
         for step in [
             step for step, deadline in self._due.items() if deadline is not None and deadline <= now
         ]:
@@ -289,15 +290,10 @@ class RunLoop:
         rank.ended = rank.ended or isinstance(output, OutputComplete)
         if isinstance(output, OutputSuppressed | OutputMissed):
             self.report.incomplete = True
-        if not output.seq:
-            show_output(self._screen, output)
-            return
-        # If this notebook is killed between `begin` and `mark`, the next one shows the message
-        # again and marks it as possibly seen.
-        self._begin(output.rank, output.seq)
         with together():
             show_output(self._screen, output)
-        self._settling.add(output.rank, output.seq, time.monotonic())
+        if self._acknowledgements is not None and output.seq:
+            self._acknowledgements.passed(output.rank, output.seq, time.monotonic())
 
     # -- escalation -------------------------------------------------------------------------------
 
@@ -520,16 +516,14 @@ class RunLoop:
 def show_output(screen: Screen, output: Output) -> None:
     """Show output of a rank on a screen. Its end, and metrics, are invisible."""
     rank = output.rank
-    # a bar that is drawn again replaces itself, and a note in between would break it
-    is_bar = isinstance(output, OutputText) and "\r" in output.text and "\n" not in output.text
-    if output.maybe_seen and not is_bar:
-        screen.note(display.possibly_repeated(output))
     match output:
         case OutputText():
             screen.text(rank, output.name, output.text)
         case OutputMetrics():
             if output.dropped:
                 screen.note(display.numbers_dropped(rank, output.dropped))
+        case OutputRepeated():
+            screen.note(display.possibly_repeated(rank, output.lines, output.displays))
         case OutputSuppressed():
             screen.note(display.suppressed_lines(rank, output.nbytes))
         case OutputNote():

@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import queue
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from skymagic.run.metrics import Metrics
 from skymagic.wire.agent import RankExited
 from skymagic.wire.outcome import Outcome
-from skymagic.wire.output import Output, OutputDisplay, OutputText
+from skymagic.wire.output import Output, OutputText
 
 _PROCESS = secrets.token_hex(4)
 """Part of the identities of requests, so that two notebooks make different ones."""
@@ -78,59 +78,19 @@ RunEvent = OutputArrived | RankFinished | RankDeath | StopPressed | PoolNote | P
 E = TypeVar("E", bound=RunEvent)
 
 
+def request_of_run(run: int) -> str:
+    """Return the identity of a run's request, which a notebook that takes over derives too."""
+    return f"run-{run}"
+
+
 def _joinable_text(event: RunEvent | None) -> OutputText | None:
     """Return the text of an event if it can be joined with following text."""
     output = event.output if isinstance(event, OutputArrived) else None
-    return output if isinstance(output, OutputText) and not output.maybe_seen else None
+    return output if isinstance(output, OutputText) else None
 
 
 def _is_same_stream(first: OutputText, second: OutputText) -> bool:
     return (first.rank, first.name) == (second.rank, second.name)
-
-
-class Repeated:
-    """Output that ranks repeat to a notebook that follows another notebook's run.
-
-    Output that the other notebook had begun to show is marked as possibly seen, and joined.
-
-    Args:
-        begun: rank → number of the last piece that the other notebook had begun to show.
-    """
-
-    def __init__(self, begun: Mapping[int, int]) -> None:
-        self._begun = begun
-        # possibly seen output, until the last piece of its rank has arrived
-        self._held: dict[int, list[Output]] = {}
-
-    def take(self, output: Output) -> list[Output]:
-        """Add a rank's next piece and return the pieces that can be shown now."""
-        begun = self._begun.get(output.rank, 0)
-        # output without a number, and later output, was never shown
-        if not 0 < output.seq <= begun:
-            return [*self._held.pop(output.rank, ()), output]
-        pending = self._held.setdefault(output.rank, [])
-        doubtful = replace(output, maybe_seen=True) if _is_visible_twice(output) else output
-        previous = pending[-1] if pending else None
-        if (
-            isinstance(doubtful, OutputText)
-            and isinstance(previous, OutputText)
-            and _is_same_stream(previous, doubtful)
-        ):
-            pending[-1] = replace(
-                doubtful,
-                text=previous.text + doubtful.text,
-                cost=previous.cost + doubtful.cost,
-            )
-        else:
-            pending.append(doubtful)
-        return self._held.pop(output.rank) if output.seq == begun else []
-
-
-def _is_visible_twice(output: Output) -> bool:
-    """Return True if repeated output appears again; a repeated update only replaces itself."""
-    if isinstance(output, OutputDisplay):
-        return output.kind == "display_data"
-    return isinstance(output, OutputText)
 
 
 class Submission:
@@ -138,9 +98,8 @@ class Submission:
 
     Attributes:
         number: number of the run in the pool; 0 for an order that is not a run.
-        request: identity of the request; a notebook that takes over derives it from the number.
+        request: identity of the request.
         metrics: metrics that the ranks have reported.
-        repeated: marks output that another notebook may have shown already.
         on_read: called with each piece of output once the run has read it.
     """
 
@@ -153,9 +112,8 @@ class Submission:
         # SimpleQueue.put is reentrant: a signal handler may interrupt a put, where Queue.put would
         # deadlock
         self.events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
-        self.request = f"run-{number}" if number else f"order-{_PROCESS}-{next(_numbers)}"
+        self.request = request_of_run(number) if number else f"order-{_PROCESS}-{next(_numbers)}"
         self._finished: set[int] = set()
-        self.repeated = Repeated({})
         self.on_read: Callable[[Output], None] = lambda output: None
         self._ahead: RunEvent | None = None  # taken from the queue but not read yet
         self._late_stops = 0

@@ -14,9 +14,11 @@ The main messages, in the usual order::
     Request                  →   Request                  →   rank carries out its order
                              ←   Output…                  ←   BeginOutput, Publish…, EndOutput
                                  Published                →   for each Publish; its rank waits
+    Shown                    →                                while a run goes on
                                                           ←   MetricsReport: twice a second at most
-    Credit                   →                                as output is shown
+    Credit                   →                                as output is read
                              ←   OrderFinished            ←   once all of its output is written
+    Delivered                →                                once the user has its results
     LogLevel                 →   LogLevel                 →   level of the debug logs
     Measure                  →                                resource use, while it is displayed
     RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
@@ -25,7 +27,8 @@ The main messages, in the usual order::
                              ←   InterruptionNotice       →   rank: this machine will be reclaimed
     InterruptionNotice       →   of another machine       →   rank
                              ←   HookEnded                ←   rank
-    Follow                   →                                only from a notebook that took over
+                             ←   Delivered                    only to a notebook that took over
+    Follow                   →
                              ←   Output…, OrderFinished
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
@@ -38,8 +41,13 @@ numbers (`Output.seq`), from 1 in each request, arrives in their order, and ends
 `OutputComplete`. All other messages of an agent arrive in the order of sending, and
 may overtake output. Output of different ranks is not ordered.
 
+**Acknowledgement.** The notebook reports up to which number it has shown the output of each rank
+(`Shown`). The agent keeps the beginning and the end of the rest until the next request. A notebook
+that takes over gets that rest; what its predecessor had received without acknowledging it comes
+again, after an `OutputRepeated`.
+
 **Back pressure.** An agent starts with a credit of `window` for output; each `Credit` adds what the
-notebook has shown, and text is sent in short pieces. A flood of output therefore delays another
+notebook has read, and text is sent in short pieces. A flood of output therefore delays another
 message by no more time than the link needs for one window. Output that has to wait is bounded
 (`kernels.agent.uplink`), and no rank ever waits for a notebook.
 """
@@ -385,11 +393,30 @@ class NotebookReplaced(AgentMessage):
 
 
 class Follow(AgentMessage):
-    """Notebook that took over → agent: send the output and the outcomes of an earlier request."""
+    """Notebook that took over → agent: send the outcomes of an earlier request, and the output that
+    was not acknowledged.
+    """
 
     request: str
-    shown: dict[int, int]
-    """Rank → number of the last content that was already shown; 0 for none."""
+    ranks: tuple[int, ...]
+
+
+class Shown(AgentMessage):
+    """Notebook → agent: the user has seen a request's output up to these numbers."""
+
+    request: str
+    last: dict[int, int]
+    """Rank → number (`Output.seq`) of the last piece that was shown."""
+
+
+class Delivered(AgentMessage):
+    """Notebook → agent: the user has the results of a request, or its error.
+
+    Agent → notebook that took over: the same, if it is the latest request of these ranks.
+    """
+
+    request: str
+    ranks: tuple[int, ...]
 
 
 class RequestUnknown(AgentMessage):
@@ -400,7 +427,7 @@ class RequestUnknown(AgentMessage):
 
 
 class Credit(AgentMessage):
-    """Notebook → agent: output of this cost was shown, and as much more may be sent."""
+    """Notebook → agent: output of this cost was read, and as much more may be sent."""
 
     cost: int
 

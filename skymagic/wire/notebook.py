@@ -46,14 +46,12 @@ class NotebookState(NotebookMessage):
     Attributes:
         problem: reason why it was refused, failed or could not continue.
         process, machine: the job's process (`wire.record.identity`) and its machine.
-        shown: the pool's runs that were delivered to it (`pool.keys.DisplayRecord`).
     """
 
     status: str
     problem: str = ""
     process: str = ""
     machine: str = ""
-    shown: str = ""
 
 
 CODEC: Codec[NotebookMessage] = Codec(ExecuteNotebook, LogText, NotebookState, max_line=1 << 32)

@@ -1,7 +1,8 @@
 """Output of ranks, as their agent sends it to the notebook.
 
 The agent numbers what a run shows (`Output.seq`), keeps the beginning and the end of it, and sends
-it to the notebook that started the run, or to one that follows it.
+it to the notebook that started the run, or to one that follows it. The notebook acknowledges what
+it has shown (`wire.agent.Shown`); a notebook that follows the run gets the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ class Output(AgentMessage):
     """Number of the piece in the run's output, from 1; 0 for pieces that are not numbered."""
     cost: int = 0
     """Credit that it takes on the link (`wire.agent.Credit`)."""
-    maybe_seen: bool = False
-    """True if an earlier notebook may have shown it; set by the notebook that follows a run."""
 
 
 class OutputText(Output):
@@ -78,6 +77,16 @@ class OutputMissed(Output):
     """Displays that were dropped while the notebook was away."""
 
     count: int
+
+
+class OutputRepeated(Output):
+    """The output that comes next may have been shown by an earlier notebook.
+
+    That notebook got it, and ended without having acknowledged it.
+    """
+
+    lines: int
+    displays: int
 
 
 class OutputComplete(Output):

@@ -1,4 +1,5 @@
-"""Output on the link: whatever connections are lost and whichever notebooks die, each line arrives once, in order.
+"""Output on the link: whatever connections are lost and whichever notebooks die, each line arrives, in order, and none comes again
+unless the notebook that got it had not acknowledged it; that is announced.
 
 ``LINK_EVENTS=1000`` makes so many cuts and deaths; fewer by default.
 """
@@ -17,7 +18,7 @@ import pytest
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 from skymagic.wire.order import RunCell, packed_order
-from skymagic.wire.output import Output, OutputComplete, OutputText
+from skymagic.wire.output import Output, OutputComplete, OutputRepeated, OutputText
 from tests.contracts import links
 from tests.contracts.links import Daemon
 
@@ -44,6 +45,8 @@ class Reader:
         self._decoder = wire.decoder()
         self._messages: list[wire.AgentMessage] = []
         self.finished = 0
+        self.is_warned = False
+        """Whether it was told that what comes next may have been shown."""
 
     def send(self, *messages: wire.AgentMessage) -> None:
         self.link.write(b"".join(map(wire.encode, messages)))
@@ -55,6 +58,7 @@ class Reader:
             self._messages += self._decoder.feed(data)
         message = self._messages.pop(0)
         self.finished += isinstance(message, wire.OrderFinished)
+        self.is_warned |= isinstance(message, OutputRepeated)
         return message
 
     def until(self, kind: type[wire.AgentMessage]) -> wire.AgentMessage:
@@ -85,7 +89,9 @@ def link(tmp_path: Path) -> Iterator[Daemon]:
         yield made
 
 
-def test_lines_of_a_rank_arrive_once_whatever_dies(link: Daemon, tmp_path: Path) -> None:
+def test_no_line_is_lost_or_repeated_unannounced_whatever_dies(
+    link: Daemon, tmp_path: Path
+) -> None:
     gate, moments = tmp_path / "gate", random.Random(1)
     spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
     reader = Reader(link)
@@ -94,21 +100,40 @@ def test_lines_of_a_rank_arrive_once_whatever_dies(link: Daemon, tmp_path: Path)
     order = RunCell(ranks=(0,), run=1, visible_ranks=(0,), screen_limit=1 << 30, execution_count=1)
     reader.send(wire.Request((0,), REQUEST, 1, packed_order(order), CELL.format(gate=str(gate))))
     pieces: list[str] = []
+    repeats: list[int] = []
+    """For each new notebook, how many pieces came again."""
+
+    expected = 1
 
     def show(output: Output) -> None:
-        assert output.seq == len(pieces) + 1, "lost or repeated"
+        nonlocal expected
+        assert output.seq == expected, "lost or repeated"
+        expected += 1
         assert isinstance(output, OutputText | OutputComplete), output
-        pieces.append(output.text if isinstance(output, OutputText) else "")
+        text = output.text if isinstance(output, OutputText) else ""
+        if output.seq <= len(pieces):
+            assert text == pieces[output.seq - 1]
+            assert reader.is_warned
+        else:
+            pieces.append(text)
 
     with contextlib.ExitStack() as opened:
         for _ in range(EVENTS):
             for _ in range(moments.randrange(30)):
                 show(reader.output())
+                if moments.random() < 0.3:
+                    reader.send(wire.Shown(REQUEST, {0: len(pieces)}))
             if moments.random() < DEATHS:
                 reader.link.leave()
                 reader = Reader(opened.enter_context(contextlib.closing(link.another(link.secret))))
                 reader.until(wire.RankReady)
-                reader.send(wire.Follow(REQUEST, {0: len(pieces)}))
+                reader.send(wire.Follow(REQUEST, (0,)))
+                output = reader.output()
+                expected = output.seq
+                # the last acknowledgement may have died with its notebook
+                assert expected <= len(pieces) + 1
+                repeats.append(len(pieces) + 1 - expected)
+                show(output)
             else:
                 reader.link.cut()
         gate.touch()
@@ -121,4 +146,6 @@ def test_lines_of_a_rank_arrive_once_whatever_dies(link: Daemon, tmp_path: Path)
         lines = "".join(pieces).splitlines()
         count = int(lines[-1].removeprefix("end "))
         assert [int(line.split()[0]) for line in lines[:-1]] == [*range(count)]
+        # most notebooks had acknowledged something: what comes again is not all there was
+        assert sum(repeats) < len(pieces)
         reader.send(wire.Shutdown())

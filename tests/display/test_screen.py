@@ -1,11 +1,8 @@
-"""Output is written to the screen in few messages and in order, and counts as shown a while later."""
+"""Output is written to the screen in few messages and in order."""
 
 from __future__ import annotations
 
 from skymagic.display import text
-from skymagic.display.labels import DELAY
-from skymagic.display.run_line import INTERVAL, MAX_HELD
-from skymagic.display.screen import Settling
 from skymagic.wire.queries import StackFrame
 from tests.lab.golden import Golden
 from tests.lab.notebook import Notebook
@@ -27,22 +24,6 @@ def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     assert shown.stderr == "a line in two parts\n"
     assert shown.kinds == ["stderr", "display_data", "stdout"]
     assert shown.stdout == "after it\napart\n"
-
-
-def test_what_was_written_counts_as_shown_a_while_later() -> None:
-    marks: list[tuple[int, int]] = []
-    settling = Settling(lambda rank, seq: marks.append((rank, seq)))
-    for rank, seq, now in (0, 1, 0.0), (1, 5, 0.0), (0, 2, 0.5), (0, 3, 1.9):
-        settling.add(rank, seq, now)
-        settling.settle(now)
-    assert marks == []
-    settling.settle(4.6)
-    assert marks == [(0, 2), (1, 5)]
-    settling.settle(10.0)
-    assert marks[2:] == [(0, 3)]
-    assert Settling.SECONDS > MAX_HELD + INTERVAL + DELAY, (
-        "by then, lines that the screen held back are written"
-    )
 
 
 def test_a_place_names_the_function_whose_line_it_gives(golden: Golden) -> None:

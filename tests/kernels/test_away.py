@@ -27,6 +27,7 @@ from skymagic.wire.output import (
     OutputComplete,
     OutputDisplay,
     OutputMissed,
+    OutputRepeated,
     OutputSuppressed,
     OutputText,
 )
@@ -113,8 +114,11 @@ def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
     output.publish(Publish(0, "display_data", display("1").content), 0.0)
     output.end(0.0)
     told.clear()
-    output.screen.follow(shown)
-    assert [type(output) for output in told] == [OutputDisplay, OutputComplete][min(shown, 1) :]
+    output.screen.acknowledge("run-1", shown)
+    output.screen.acknowledge("run-0", 2)
+    output.screen.follow()
+    kinds = [OutputRepeated, OutputDisplay, OutputComplete]
+    assert [type(output) for output in told] == (kinds[2:] if shown else kinds)
     os.close(writer)
     output.close()
 
@@ -164,7 +168,7 @@ def numbers(outputs: list[Output]) -> list[int]:
 
 
 def test_of_a_flood_there_is_the_beginning_the_end_and_the_size_of_the_rest() -> None:
-    contents = list(flooded().after(0))
+    contents = list(flooded().unacknowledged(0))
     (gap,) = [output for output in contents if isinstance(output, OutputSuppressed)]
     first, last = FIRST_BYTES // SIZE, LAST_BYTES // SIZE
     assert numbers(contents) == [*range(1, first + 1), *range(COUNT - last + 1, COUNT + 1)]
@@ -175,14 +179,64 @@ def test_of_a_flood_there_is_the_beginning_the_end_and_the_size_of_the_rest() ->
 
 def test_what_was_shown_does_not_come_again() -> None:
     kept, first, last = flooded(), FIRST_BYTES // SIZE, LAST_BYTES // SIZE
-    assert numbers(list(kept.after(COUNT - 2))) == [COUNT - 1, COUNT]
-    assert list(kept.after(COUNT)) == []
     shown = first + 100  # some of what is not kept any more
-    contents = list(kept.after(shown))
+    kept.acknowledge(shown)
+    contents = list(kept.unacknowledged(0))
     assert [output.nbytes for output in contents if isinstance(output, OutputSuppressed)] == [
         (COUNT - last - shown) * SIZE
     ]
     assert numbers(contents) == [*range(COUNT - last + 1, COUNT + 1)]
+    kept.acknowledge(COUNT - 2)
+    assert numbers(list(kept.unacknowledged(0))) == [COUNT - 1, COUNT]
+    kept.acknowledge(COUNT)
+    assert list(kept.unacknowledged(COUNT)) == []
+
+
+def test_output_that_a_lost_notebook_may_have_shown_is_announced() -> None:
+    kept = RunBuffer(0, "run-1")
+    kept.add(OutputText(0, "stdout", "1\n"))
+    kept.add(OutputText(0, "stderr", "2\n3\n"))
+    kept.add(display("a"))
+    kept.add(display("b", "a", "update_display_data"))
+    kept.add(OutputText(0, "stdout", "never received\n"))
+    assert next(kept.unacknowledged(4)) == OutputRepeated(0, 3, 1, request="run-1")
+    kept.acknowledge(3)
+    assert [output.seq for output in kept.unacknowledged(4)] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_announced"),
+    [("step 1\n", True), ("open line", True), ("\r 50%|█████     | 5/10", False), ("\rx\ny", True)],
+    ids=["line", "open-line", "bar", "bar-and-line"],
+)
+def test_repeated_output_is_announced_unless_it_redraws_a_bar(
+    text: str, is_announced: bool
+) -> None:
+    kept = RunBuffer(0)
+    kept.add(OutputText(0, "stdout", text))
+    announced = [isinstance(output, OutputRepeated) for output in kept.unacknowledged(1)]
+    assert announced == ([True, False] if is_announced else [False])
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_output_after_the_notebook_left_is_not_in_doubt(tmp_path: Path, comes_back: bool) -> None:
+    told: list[Output] = []
+    reader, writer = os.pipe()
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, told.append)
+    output.begin(BeginOutput(0, "run-1", True, 1000, 1), 0.0)
+    os.write(writer, b"while it was there\n")
+    output.drain(0.0)
+    output.screen.detach()
+    os.write(writer, b"while it was away\n")
+    output.drain(0.0)
+    if comes_back:
+        output.screen.attach()
+    told.clear()
+    output.screen.replaced()
+    output.screen.follow()
+    assert replace(told[0], request="") == OutputRepeated(0, 2 if comes_back else 1, 0)
+    os.close(writer)
+    output.close()
 
 
 # ------------------------------------------------------------------------------------------ runs without a notebook

@@ -45,7 +45,7 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         killed(first)
         shown.append(first.rest(cell))
     with desk.notebook() as second:
-        assert re.search(r"lab \(lab-.*; run \d+ ", second.run("%sky_attach").stdout)
+        assert second.run("%sky_attach").stdout.startswith("lab (lab-")
         cell = second.start("%sky_attach lab")
         second.watch(cell, lambda seen: "step" in seen.stdout)
         killed(second)
@@ -164,19 +164,19 @@ def taken_by_another_machine(desk: Desk, first: Notebook) -> None:
     )
     first.watch(cell, lambda seen: "before" in seen.stdout)
     laptop = desk.elsewhere()
-    for shown in laptop.records.glob("*.shown"):
-        shown.unlink()  # how far the first one has shown it need not be known
     with laptop.notebook() as second:
         refused = second.fail("%sky_attach lab").evalue
         assert f"(process {first.pid} on the-first-desk)" in refused
         assert "--take-over" in refused
         killed(first)
         taking = second.start("%sky_attach lab --take-over")
-        second.watch(taking, lambda seen: "before" in seen.stdout)
+        second.watch(taking, lambda seen: "still running" in seen.stdout)
         gate.write_text("go")
         second.finish(taking)
         assert taking.error is None, taking.error
-        assert [line for line in taking.lines if line in ("before", "after")] == ["before", "after"]
+        shown = [line for line in taking.lines if line in ("before", "after")]
+        # what the first notebook showed in its last seconds comes again
+        assert shown in (["before", "after"], ["after"])
         assert second.value("value, name") == ([0, 1], [[0], [1]])
         second.run("%%sky_broadcast -o still\nname")
         assert second.value("still") == [[0], [1]]

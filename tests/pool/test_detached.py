@@ -16,7 +16,6 @@ from skymagic.plan.planning import fits, plan
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
 from skymagic.pool import records
-from skymagic.pool.keys import DisplayRecord
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import Local
 from skymagic.wire.record import answers
@@ -227,12 +226,7 @@ def test_how_it_is_ended_is_said(
 
 def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
     gate = desk.folder / "gate"
-    with desk.notebook(
-        desk.made
-    ) as first:  # as if it were killed before it knows that something has left it
-        first.run(
-            "from skymagic.pool.keys import DisplayRecord\nDisplayRecord.mark = lambda *_: None"
-        )
+    with desk.notebook(desk.made) as first:  # killed before it acknowledges what it has shown
         seen = first.start(WAITS.replace("GATE", repr(str(gate))))
         first.watch(seen, lambda seen: "before" in seen.stdout)
         killed(first)
@@ -247,31 +241,9 @@ def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
         gate.write_text("")
         third.finish(cell)
         *_, said, before, after = cell.text.splitlines()
-        assert said.startswith("[rank 0: ")
+        assert said.startswith("[rank 0: the next line may have been shown before")
         assert (before, after) == ("before", "after")
         third.run(f"%sky_down {desk.pool}")
-
-
-def test_marks_of_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (tmp_path / "skymagic" / "pools").mkdir(parents=True)
-    first, second, third = DisplayRecord("lab-1"), DisplayRecord("lab-1"), DisplayRecord("lab-1")
-    first.begin(7, 0, 1)
-    first.mark(7, 0, 1)
-    first.begin(7, 0, 2)
-    first.begin(7, 3, 1)
-    assert second.read(7) == {0: (1, 2), 3: (0, 1)}
-    assert second.read(6) == {}
-    second.mark(7, 3, 1)  # which leaves in doubt what the first left so
-    assert third.read(7) == {0: (1, 2), 3: (1, 1)}
-    second.deliver(7, [0, 3])
-    second.mark(7, 0, 2)  # too late to be news
-    assert third.delivered(7, [0, 3])
-    assert not third.delivered(8, [0, 3])
-    second.begin(8, 0, 1)
-    assert third.read(8) == {0: (0, 1)}
-    for one in (first, second, third):
-        one.close()
 
 
 def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:

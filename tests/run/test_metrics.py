@@ -19,7 +19,7 @@ from skymagic.run.metrics import Metrics, newest_within, records, table
 from skymagic.run.run import show_output
 from skymagic.wire.agent import BeginOutput, MetricsReport
 from skymagic.wire.metrics import USAGE, MetricBatch, packed, unpacked
-from skymagic.wire.output import Output, OutputComplete, OutputMetrics, OutputText
+from skymagic.wire.output import Output, OutputComplete, OutputMetrics
 from tests.kernels.filters import output_filter
 from tests.lab.golden import Golden
 
@@ -323,20 +323,6 @@ def test_dropped_numbers_are_counted_on_return(
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "is_announced"),
-    [("step 1\n", True), ("open line", True), ("\r 50%|█████     | 5/10", False), ("\rx\ny", True)],
-    ids=["line", "open-line", "bar", "bar-and-line"],
-)
-def test_repeated_output_is_announced_unless_it_redraws_a_bar(
-    text: str, is_announced: bool
-) -> None:
-    screen = Mock()
-    show_output(screen, OutputText(0, "stdout", text, maybe_seen=True))
-    assert screen.note.called is is_announced
-    screen.text.assert_called_once_with(0, "stdout", text)
-
-
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
     sent: list[Output] = []
     output = output_filter(3, tmp_path / "log", {}, sent.append)
@@ -353,16 +339,16 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
         output.screen.report(
             MetricsReport(3, loop("loss", range(2, 3)))
         )  # as the second has not asked yet
-        output.screen.follow(0)  # it is killed
+        output.screen.follow()  # it is killed
         output.screen.detach()
         output.screen.report(MetricsReport(3, loop("loss", range(3, 4))))
         output.screen.replaced()
         sent.clear()
-        output.screen.follow(0)
+        output.screen.follow()
         output.screen.report(MetricsReport(3, loop("loss", range(4, 5))))
         output.end(2.0)
         told = len(sent)
-        output.screen.follow(0)  # it had ended meanwhile
+        output.screen.follow()  # it had ended meanwhile
     finally:
         output.close()
     for contents in (sent[:told], sent[told:]):

@@ -383,10 +383,12 @@ class Agent:
                 logger.info("another notebook has taken over")
                 self._replaced()
             case wire.Follow():
-                logger.debug(
-                    "notebook follows the output of a run: ranks=%s", sorted(message.shown)
-                )
+                logger.debug("notebook follows the output of a run: ranks=%s", message.ranks)
                 self._ranks.follow(message)
+            case wire.Shown():
+                self._ranks.acknowledge(message)
+            case wire.Delivered():
+                self._ranks.deliver(message)
             case wire.Shutdown():
                 logger.info("notebook ends the pool")
                 self._stop()

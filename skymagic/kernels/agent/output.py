@@ -140,13 +140,15 @@ class RankScreen:
         """Metrics of the current or latest request, for another notebook that takes over."""
         self._kept = RunBuffer(rank)
         """Output of the current or latest request, for another notebook that takes over."""
+        # number of the last piece that the present notebook, or an earlier one, may have received
+        self._sent = 0
         # True while no notebook wants the request's output: another one has taken over, and has
         # not asked for it (`follow`)
         self._unwanted = False
 
     def begin(self, message: BeginOutput) -> None:
         """Attribute all further output to another request."""
-        self.request, self.is_open, self._unwanted = message.request, True, False
+        self.request, self.is_open, self._unwanted, self._sent = message.request, True, False, 0
         self._kept, self._reported = RunBuffer(self.rank, message.request), MetricsBuffer()
 
     def end(self) -> None:
@@ -158,6 +160,8 @@ class RankScreen:
         """Number a piece of output, keep it for `follow`, and send it to the notebook."""
         numbered = self._kept.add(output)
         if self.is_open and not self._unwanted:
+            if self._away is None:
+                self._sent = numbered.seq
             self._send(numbered)
 
     def display(self, display: OutputDisplay) -> None:
@@ -194,6 +198,7 @@ class RankScreen:
         """Send the buffered output to the returned notebook, and report how much was dropped."""
         self.send_kept()
         self._away = None
+        self._sent = self._kept.count  # it gets all that was sent meanwhile
 
     def send_kept(self) -> None:
         """Show the output that was kept while the notebook was away."""
@@ -210,12 +215,22 @@ class RankScreen:
 
     def replaced(self) -> None:
         """Drop the notebook that made the request, because another one has taken over."""
-        # first, so that `attach` sends nothing: what was buffered is numbered and kept for `follow`
+        # first, so that nothing is sent: what was buffered is numbered and kept for `follow`
         self._unwanted = True
-        self.attach()
+        self.send_kept()
+        self._away = None
 
-    def follow(self, shown: int) -> None:
-        """Send the request's metrics, its output after the first `shown`, and all that follows.
+    def acknowledge(self, request: str, shown: int) -> None:
+        """Forget the output of this request up to this number: the user has seen it."""
+        if request == self.request:
+            self._kept.acknowledge(shown)
+
+    def forget(self) -> None:
+        """Forget the request's output: the user has its results."""
+        self._kept.acknowledge(self._kept.count)
+
+    def follow(self) -> None:
+        """Send the request's metrics, the output that was not acknowledged, and all that follows.
 
         Its end is sent in any case: the notebook that saw it may have been killed before it had the
         values.
@@ -223,9 +238,10 @@ class RankScreen:
         self._unwanted = False
         if batches := self._reported.batches:  # before the end, after which nobody listens
             self._send_metrics(OutputMetrics(self.rank, batches, self._reported.dropped))
-        for output in self._kept.after(shown):
+        for output in self._kept.unacknowledged(self._sent):
             self._send(output)
-        if self._kept.end is not None and self._kept.end.seq <= shown:
+        self._sent = self._kept.count
+        if self._kept.end is not None and self._kept.end.seq <= self._kept.shown:
             self._send(self._kept.end)
 
 

@@ -65,6 +65,7 @@ class Rank:
         self.request = ""  # identity of the latest request sent to it
         self.finished: wire.OrderFinished | None = None
         """Outcome of that request, for a notebook that takes over."""
+        self.delivered = False  # whether the user has the results of that request
 
     def send(self, message: wire.AgentMessage) -> None:
         """Send a message to its control thread; ignored if the rank is gone."""
@@ -259,26 +260,49 @@ class Ranks:
             if rank is None:  # its end was reported already; nothing else will come from it
                 self._show(OutputComplete(number, request=message.request))
                 continue
-            rank.request, rank.finished = message.request, None
+            rank.request, rank.finished, rank.delivered = message.request, None, False
             rank.send_line(line)
         logger.debug("request for ranks: request=%s ranks=%s", message.request, message.ranks)
 
     def follow(self, message: wire.Follow) -> None:
         """Send the notebook what it has missed of a request, on each rank.
 
-        That is the output after the part that it has shown, and the outcome. Ranks that never got
-        the request are reported.
+        That is the output that was not acknowledged, and the outcome. Ranks that never got the
+        request are reported.
         """
-        for number, shown in message.shown.items():
-            rank = self.running.get(number) or self.dead.get(number, (None, None))[1]
-            if rank is None or rank.request != message.request:
+        for number in message.ranks:
+            rank = self._with_request(number, message.request)
+            if rank is None:
                 self._send(wire.RequestUnknown(number, message.request))
                 continue
             # else its output has not begun, and will be sent as it comes
             if rank.output.screen.request == message.request:
-                rank.output.screen.follow(shown)
+                rank.output.screen.follow()
             if rank.finished is not None:
                 self._send(rank.finished)
+
+    def acknowledge(self, message: wire.Shown) -> None:
+        """Forget output that the user has seen."""
+        for number, shown in message.last.items():
+            if (rank := self._with_request(number, message.request)) is not None:
+                rank.output.screen.acknowledge(message.request, shown)
+
+    def deliver(self, message: wire.Delivered) -> None:
+        """Record that the user has the results of a request, and forget its output."""
+        for number in message.ranks:
+            if (rank := self._with_request(number, message.request)) is not None:
+                rank.delivered = True
+                rank.output.screen.forget()
+
+    def delivered(self) -> list[wire.Delivered]:
+        """Return the latest requests whose results the user has, for a notebook that takes over."""
+        ranks = [*self.running.values(), *(rank for _, rank in self.dead.values())]
+        return [wire.Delivered(rank.request, (rank.number,)) for rank in ranks if rank.delivered]
+
+    def _with_request(self, number: int, request: str) -> Rank | None:
+        """Return a rank, running or dead, if this is its latest request."""
+        rank = self.running.get(number) or self.dead.get(number, (None, None))[1]
+        return rank if rank is not None and rank.request == request else None
 
     # -- messages and output of ranks --------------------------------------------------------------
 

@@ -144,7 +144,8 @@ class RankAudience:
         self._ranks.logs.forget(0)
         for rank in self._ranks.running.values():
             rank.output.screen.replaced()
-        for message in self.states():
+        # before the states: the notebook asks for the rest once it knows these
+        for message in (*self._ranks.delivered(), *self.states()):
             self._send(message)
         for key, put in self._ranks.values.items():
             # other keys, KEY/GENERATION, belong to one generation of process groups

@@ -1,7 +1,8 @@
 """Bounded buffers of a rank's output and metrics, for a notebook that is away or takes over.
 
-Of the last run, the beginning and the end are kept. While the notebook is away, displays and
-metrics may never end (a live plot), so only the newest are kept.
+Of the last run's output, the beginning and the end of what the notebook has not acknowledged are
+kept. While the notebook is away, displays and metrics may never end (a live plot), so only the
+newest are kept.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from skymagic.wire.output import (
     Output,
     OutputComplete,
     OutputDisplay,
+    OutputRepeated,
     OutputSuppressed,
     OutputText,
 )
 
 FIRST_BYTES = 64 << 10
-"""Bytes kept of the output that was shown first."""
-LAST_BYTES = 1 << 20  # bytes kept of the output shown last; a larger display is kept alone
+"""Bytes kept of the oldest output that was not acknowledged."""
+LAST_BYTES = 1 << 20  # bytes kept of the newest output; a larger display is kept alone
 
 
 def size_of(output: Output) -> int:
@@ -42,12 +44,16 @@ class RunBuffer:
     Args:
         rank: the rank whose output it is.
         request: identity of the request, which all the output carries.
+
+    Attributes:
+        count: number of the last piece.
+        shown: number of the last piece that a notebook has acknowledged.
     """
 
     def __init__(self, rank: int, request: str = "") -> None:
         self._rank, self._request = rank, request
-        self._count = 0
-        self._first: list[Output] = []
+        self.count = self.shown = 0
+        self._first: deque[tuple[Output, int]] = deque()  # each with its size in bytes
         self._room = FIRST_BYTES
         self._last: deque[tuple[Output, int]] = deque()
         self._nbytes = 0
@@ -56,16 +62,16 @@ class RunBuffer:
 
     def add(self, output: Output) -> Output:
         """Keep a piece of output, and return it with its request, its number and its cost."""
-        self._count += 1
+        self.count += 1
         nbytes = size_of(output)
         output = replace(
-            output, request=self._request, seq=self._count, cost=cost_of(output, nbytes)
+            output, request=self._request, seq=self.count, cost=cost_of(output, nbytes)
         )
         if isinstance(output, OutputComplete):
             self.end = output
         # once a piece did not fit, all later ones belong to the end
         if not self._last and nbytes <= self._room:
-            self._first.append(output)
+            self._first.append((output, nbytes))
             self._room -= nbytes
             return output
         self._last.append((output, nbytes))
@@ -77,15 +83,27 @@ class RunBuffer:
             self._dropped_bytes += dropped
         return output
 
-    def after(self, shown: int) -> Iterator[Output]:
-        """Yield the output after the first `shown` pieces; dropped ones are replaced by a note of
-        their size.
+    def acknowledge(self, shown: int) -> None:
+        """Forget the output up to this number: the user has seen it."""
+        self.shown = max(self.shown, shown)
+        while self._first and self._first[0][0].seq <= shown:
+            self._room += self._first.popleft()[1]
+        while self._last and self._last[0][0].seq <= shown:
+            self._nbytes -= self._last.popleft()[1]
+
+    def unacknowledged(self, sent: int) -> Iterator[Output]:
+        """Yield the output that no notebook has acknowledged.
+
+        Dropped pieces are replaced by a note of their size.
+
+        Args:
+            sent: number of the last piece that an earlier notebook has received. Its output up to
+                there may have been shown, which the first piece says.
         """
-        outputs = [*self._first, *(output for output, _ in self._last)]
-        before, displays = shown, set[str]()
+        outputs = [output for output, _ in (*self._first, *self._last)]
+        yield from self._warning([output for output in outputs if output.seq <= sent])
+        before, displays = self.shown, set[str]()
         for output in outputs:
-            if output.seq <= shown:
-                continue
             if gap := output.seq - before - 1:  # some of what was dropped may have been shown
                 nbytes = self._dropped_bytes * gap // self._dropped
                 yield OutputSuppressed(
@@ -93,6 +111,22 @@ class RunBuffer:
                 )
             before = output.seq
             yield _with_new_display(output, displays)
+
+    def _warning(self, outputs: list[Output]) -> Iterator[Output]:
+        """Yield a warning if any of this output would be visible twice."""
+        # a bar that is drawn again replaces itself
+        text = "".join(
+            output.text
+            for output in outputs
+            if isinstance(output, OutputText) and ("\r" not in output.text or "\n" in output.text)
+        )
+        displays = sum(
+            isinstance(output, OutputDisplay) and output.kind == "display_data"
+            for output in outputs
+        )
+        if text or displays:
+            lines = len(text.splitlines())
+            yield OutputRepeated(self._rank, lines, displays, request=self._request)
 
 
 def _with_new_display(output: Output, displays: set[str]) -> Output:

@@ -91,11 +91,7 @@ def _state(folder: Path) -> NotebookState:
 
 
 def _write_state(folder: Path, status: str, problem: str = "") -> None:
-    shown = b""
-    with contextlib.suppress(OSError):
-        shown = (atomic.state_folder("pools") / f"{folder.name}.shown").read_bytes()
-    text = shown.replace(b"\0", b" ").decode()
-    state = NotebookState(status, problem, identity(), socket.gethostname(), text)
+    state = NotebookState(status, problem, identity(), socket.gethostname())
     atomic.write(folder / "state", CODEC.encode(state))
     logger.info("notebook job is %s: job=%s", status, folder.name)
 
