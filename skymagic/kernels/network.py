@@ -26,7 +26,8 @@ def interface_to(address: str) -> str | None:
             probe.connect((address, 9))  # sends nothing
         own_address = probe.getsockname()[0]
         if own_address.startswith("127."):
-            return "lo0" if sys.platform == "darwin" else "lo"
+            names = [name for _, name in socket.if_nameindex()]
+            return "lo0" if "lo0" in names else "lo"  # macOS, Linux
     return next(
         (name for name, address in interface_addresses().items() if address == own_address), None
     )

@@ -150,7 +150,7 @@ def _allotted(
         return no_gpus if request.gpu is None else replace(no_gpus, devices=((),) * nodes)
     if inventory.unusable:
         if request.gpu is None:
-            return replace(no_gpus, notes=(f"{inventory.unusable}: ranks on CPUs",))
+            return replace(no_gpus, notes=(f"ranks run on CPUs: {inventory.unusable}",))
         mistakes.append(f"--gpu {request.gpu}: {inventory.unusable}")
         return no_gpus
     try:

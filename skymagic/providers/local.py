@@ -230,9 +230,9 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
     """
     if shutil.which("nvidia-smi") is None:
         if sys.platform == "darwin":
-            return (), "ranks do not use Apple's GPU (MPS): there is no process group for it"
+            return (), "there is no process group for Apple's GPU (MPS)"
         if Path("/dev/kfd").exists():
-            return (), "ranks do not use AMD's GPUs (ROCm): they run CUDA programs"
+            return (), "AMD's GPUs (ROCm) are not supported"
         return (), ""
     rows, complaint = _smi(f"--query-gpu={gpus.FIELDS}")
     if "not a valid field" in complaint:  # a driver before MIG

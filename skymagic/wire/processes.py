@@ -7,11 +7,14 @@ imports do not show: no other module names one of skymagic's modules in a string
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -78,15 +81,33 @@ def boot_id() -> str:
 
 
 def started(pid: int) -> int:
-    """Return a process's start time in ticks since boot; 0 if it has ended or that is unknown."""
+    """Return a process's start time, or 0 if it has ended or the time is unknown.
+
+    A zombie, which its parent has not waited for yet, counts as ended. The unit is a tick since
+    boot on Linux, and a second since 1970 elsewhere.
+    """
+    if sys.platform != "linux":
+        return _started_by_ps(pid)
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         # the process name may contain blanks and brackets
         fields = file.read().rpartition(b")")[2].split()
-        return (
-            # a zombie, which its parent has not waited for yet, counts as ended
-            0 if fields[0] in b"ZX" else int(fields[19])
-        )
+        return 0 if fields[0] in b"ZX" else int(fields[19])
     return 0
+
+
+def _started_by_ps(pid: int) -> int:
+    # "Ss   Sat Nov 28 19:30:12 2026"
+    words = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    ).stdout.split(maxsplit=1)
+    if len(words) != 2 or words[0].startswith("Z"):
+        return 0
+    return calendar.timegm(time.strptime(words[1].strip(), "%a %b %d %H:%M:%S %Y"))
 
 
 def send_signal(pid: int, start_time: int, signum: int) -> bool:
@@ -98,10 +119,12 @@ def send_signal(pid: int, start_time: int, signum: int) -> bool:
     Raises:
         OSError: the signal does not exist.
     """
-    if not hasattr(os, "pidfd_open"):  # then there is no start time either
+    if not hasattr(os, "pidfd_open"):
+        # The pid may be reused between the comparison and the signal, which only Linux can avoid.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-            return True
+            if not start_time or started(pid) == start_time:
+                os.kill(pid, signum)
+                return True
         return False
     try:
         # Pin the process before its start time is compared: the pid could be reused in between.

@@ -174,9 +174,10 @@ def ended_by(folder: Path) -> str:
 
 
 def identity(pid: int | None = None) -> str:
-    """Return ``PID TICKS BOOT``, which identifies a process (this one by default) across pid reuse.
+    """Return ``PID START BOOT``, which identifies a process across pid reuse.
 
-    TICKS is 0 outside Linux.
+    Args:
+        pid: the process; this one by default.
     """
     pid = os.getpid() if pid is None else pid
     # A machine without a boot id has a name with a blank instead, which would add a fourth word.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from tests.lab.ending import JOB_ID, cmdline
 from tests.lab.hosts import loopback, masters, share_code, still_there
 from tests.lab.instances import booting
 from tests.lab.kube import kube
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import ROOT, Notebook, opened
 from tests.lab.shells import pip_settings
 from tests.lab.slurm import cluster
 
@@ -69,6 +70,19 @@ def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
         yield Place(
             options, env, lose, lambda: [str(one) for one in still_there(hosts[0].processes())]
         )
+
+
+MACOS = Path(__file__).parent / "darwin"
+"""Folder for ``PYTHONPATH``, in which Python finds a stand-in for macOS."""
+
+
+@contextmanager
+def hosts_of_ssh_from_macos(folder: Path) -> Iterator[Place]:
+    """The same hosts, for a notebook whose Python finds nothing that only Linux has."""
+    with hosts_of_ssh(folder) as there:
+        there.env = {**there.env, "PYTHONPATH": f"{MACOS}{os.pathsep}{ROOT}"}
+        there.before = "import sys\nassert sys.platform == 'darwin'"
+        yield there
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from tests.lab.sites import (
     Site,
     Sites,
     hosts_of_ssh,
+    hosts_of_ssh_from_macos,
     nodes_of_ray,
     nodes_of_slurm,
     pods_of_kubernetes,
@@ -25,6 +26,7 @@ from tests.lab.sites import (
 PLACES = [
     pytest.param(this_machine, id="local"),
     pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
+    pytest.param(hosts_of_ssh_from_macos, marks=pytest.mark.needs("sshd"), id="macos"),
     pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
     pytest.param(
         pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"
