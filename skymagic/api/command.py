@@ -45,7 +45,7 @@ REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if removed := _removed(argv):
+    if removed := _removed_word(argv):
         print_sanitized(f"skymagic {removed} was removed: {REMOVED[removed]}", file=sys.stderr)
         return 2
     line = _parser().parse_args(argv)
@@ -71,7 +71,7 @@ def _start_debug_log() -> None:
         debugging.start("command")
 
 
-def _removed(argv: Sequence[str]) -> str:
+def _removed_word(argv: Sequence[str]) -> str:
     """Return the first removed command or option of a command line, or ""."""
     options = [f"{argv[0]} {word.partition('=')[0]}" for word in argv[1:]]
     return next((candidate for candidate in [*argv[:1], *options] if candidate in REMOVED), "")
@@ -279,8 +279,8 @@ def _down(line: argparse.Namespace) -> int:
         return 1 if problems else 0
     done = stopping.stop_in_location(request, CloudSettings(), (), _progress)
     if done is None and line.name:
-        done = stopping.stop_left(line.name, _progress)
-        done = done or stopping.stop_here(line.name, _progress)
+        done = stopping.stop_without_notebook(line.name, _progress)
+        done = done or stopping.stop_on_this_machine(line.name, _progress)
     elif done is None and line.all:
         done = stopping.terminate_all_rented(_progress)
     elif done is None:

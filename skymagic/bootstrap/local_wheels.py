@@ -120,15 +120,15 @@ def source_files(folder: Path) -> list[str]:
 
     These are the files that git knows, or without git, everything but the leftovers of builds.
     """
-    names = _known_to_git(folder)
+    names = _files_in_git(folder)
     if names is None:
-        names = set(_walked(folder))
+        names = set(_walk_sources(folder))
     return sorted(
         path for path in names if not path.endswith(_COMPILED) and (folder / path).is_file()
     )
 
 
-def _walked(folder: Path) -> Iterator[str]:
+def _walk_sources(folder: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
@@ -139,7 +139,7 @@ def _walked(folder: Path) -> Iterator[str]:
         yield from (str(relative / name) for name in files)
 
 
-def _known_to_git(folder: Path) -> set[str] | None:
+def _files_in_git(folder: Path) -> set[str] | None:
     """Return the files that git tracks or would add, and code files that it ignores.
 
     Anything else that git ignores is left out: an ignored data folder may be large.
@@ -194,7 +194,7 @@ class NoWheel(SkyError):
 
 
 @dataclass(frozen=True)
-class OwnWheel:
+class LocalWheel:
     """Wheel of a distribution that was installed from a folder, a repository or a file.
 
     Attributes:
@@ -217,7 +217,7 @@ class OwnWheel:
         return Path(self.path).name
 
 
-def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> OwnWheel:
+def local_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> LocalWheel:
     """Return the wheel of a distribution that was installed from a folder, a repository or a file.
 
     The wheel is made unless the cache has it.
@@ -234,12 +234,12 @@ def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> O
     source = origin(distribution)
     assert source is not None
     if source.editable:
-        digest, make = _editable(distribution, source, say)
+        digest, make = _editable_build(distribution, source, say)
     else:
-        files, info, file = _installed(distribution, source)
+        files, info, file = _collect_installed_files(distribution, source)
         digest = wheel.digest(files)
         make = lambda folder: _write_wheel(folder / file, wheel.pack(files, info))  # noqa: E731
-    return OwnWheel(
+    return LocalWheel(
         canonical(name),
         distribution.version,
         str(_cached_wheel(canonical(name), digest, make)),
@@ -269,7 +269,7 @@ def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Pat
     """Return the wheel from the cache. Make it if it is missing or damaged."""
     folder = wheel_cache() / name / digest
     atomic.private_folder(folder.parent)
-    if (cached := _is_intact(folder)) is not None:
+    if (cached := _intact_wheel(folder)) is not None:
         return cached
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
         new_folder = Path(temporary) / "wheel"
@@ -277,21 +277,21 @@ def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Pat
         make(new_folder)
         for built in new_folder.iterdir():
             built.chmod(0o600)  # with umask 002 the group could change what hosts install
-        if _is_intact(new_folder) is None:
+        if _intact_wheel(new_folder) is None:
             raise NoWheel(f"{name}: its build produced no wheel")
         shutil.rmtree(folder, ignore_errors=True)  # remove a damaged one
         try:
             new_folder.rename(folder)
         except OSError:  # another notebook was faster: its wheel is as good
-            if _is_intact(folder) is None:
+            if _intact_wheel(folder) is None:
                 raise
     _remove_old(folder)
-    path = _is_intact(folder)
+    path = _intact_wheel(folder)
     assert path is not None
     return path
 
 
-def _is_intact(folder: Path) -> Path | None:
+def _intact_wheel(folder: Path) -> Path | None:
     for path in filter(atomic.is_private, folder.glob("*.whl")):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -316,7 +316,7 @@ def _remove_old(latest: Path) -> None:
 # ---------------------------------------------------------------------------------- installed files
 
 
-def _installed(
+def _collect_installed_files(
     distribution: metadata.Distribution, origin: Origin
 ) -> tuple[dict[str, bytes], str, str]:
     """Collect the installed files of a distribution for a wheel.
@@ -342,7 +342,7 @@ def _installed(
             f"{distribution.name} {distribution.version} is installed here from {origin}, without "
             "a list of its files: install it again"
         )
-    names = [name for name in recorded if _packed(name, info)]
+    names = [name for name in recorded if _belongs_in_wheel(name, info)]
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
             f"{distribution.name} {distribution.version} is installed here from {origin}, and "
@@ -356,7 +356,7 @@ def _installed(
     )
 
 
-def _packed(name: str, info: str) -> bool:
+def _belongs_in_wheel(name: str, info: str) -> bool:
     outside = name.startswith(("../", "/"))
     return (
         not outside
@@ -368,7 +368,7 @@ def _packed(name: str, info: str) -> bool:
 # ------------------------------------------------------------------------------------------- builds
 
 
-def _editable(
+def _editable_build(
     distribution: metadata.Distribution, origin: Origin, say: Callable[[str], None]
 ) -> tuple[str, Callable[[Path], object]]:
     folder = Path(origin.folder)
@@ -408,7 +408,7 @@ def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None
     last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
     raise NoWheel(
         f"no wheel could be built of {distribution.name} {distribution.version} in {folder}; "
-        f"`{_words(command, copy, folder)}` said:\n{last}"
+        f"`{_command_line(command, copy, folder)}` said:\n{last}"
     )
 
 
@@ -447,7 +447,7 @@ def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     yield [*(by_uv if uv is not None else by_pip), "--no-build-isolation"]
 
 
-def _words(command: Iterable[str], copy: Path, folder: Path) -> str:
+def _command_line(command: Iterable[str], copy: Path, folder: Path) -> str:
     return " ".join(command).replace(str(copy), str(folder))
 
 

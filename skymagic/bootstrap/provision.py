@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.builds import misfit, packages
+from skymagic.bootstrap.builds import incompatibility, packages
 from skymagic.bootstrap.facts import HostFacts, parse
 from skymagic.bootstrap.install import (
     BEGIN,
@@ -29,7 +29,7 @@ from skymagic.bootstrap.install import (
     plan_install,
     writing,
 )
-from skymagic.bootstrap.local_wheels import OwnWheel
+from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.messages import (
     InstallFailure,
     advice,
@@ -359,7 +359,7 @@ class Addition:
     preserved: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=(), repr=False)
-    own: tuple[OwnWheel, ...] = ()
+    own: tuple[LocalWheel, ...] = ()
     send_by_store: SendByStore | None = field(default=None, repr=False, compare=False)
 
 
@@ -391,7 +391,7 @@ def add(
         for path in (*addition.files, *(Path(own_wheel.path) for own_wheel in addition.own))
     }
     for file in files:
-        if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
+        if file.endswith(".whl") and (why := incompatibility(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}", code="setup-wheel")
     wheelhouse = (
         _fetch_wheels(host, installation, addition, report) if facts.without_index else None

@@ -25,7 +25,9 @@ def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
     Raises:
         PoolError: its node did not answer. The functions below raise it too.
     """
-    piece = _answered(agents, rank, agents.read_log(wire.ReadLog(rank, 0, lines=lines), TIMEOUT))
+    piece = _require_reply(
+        agents, rank, agents.read_log(wire.ReadLog(rank, 0, lines=lines), TIMEOUT)
+    )
     return piece.text, piece.end
 
 
@@ -53,7 +55,7 @@ def pieces(
     more = True
     while more:
         request = wire.ReadLog(rank, 0, run=run, start=start)
-        piece = _answered(agents, rank, agents.read_log(request, TIMEOUT))
+        piece = _require_reply(agents, rank, agents.read_log(request, TIMEOUT))
         start, more = piece.end, piece.more
         yield piece
 
@@ -63,12 +65,12 @@ def runs(agents: Agents, ranks: Sequence[int]) -> dict[int, int]:
     cells = {
         run: cell
         for rank in ranks
-        for run, cell in _answered(agents, rank, agents.logged_runs(rank, TIMEOUT))
+        for run, cell in _require_reply(agents, rank, agents.logged_runs(rank, TIMEOUT))
     }
     return dict(sorted(cells.items()))
 
 
-def _answered(agents: Agents, rank: int, reply: T | None) -> T:
+def _require_reply(agents: Agents, rank: int, reply: T | None) -> T:
     if reply is None:
         host = agents.ranks[rank].hostname
         raise PoolError(
@@ -82,7 +84,7 @@ def _answered(agents: Agents, rank: int, reply: T | None) -> T:
 
 ANSWER_TIMEOUT = 1.0
 """Seconds that nodes have to answer; those that do not are left out."""
-OLDEST = 60.0
+LONGEST_INTERVAL = 60.0
 """Longest interval in seconds between two measurements whose mean still counts as a current
 rate.
 """
@@ -147,6 +149,6 @@ def rate(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
 
     NaN without an earlier measurement, or if the rank's process was replaced in between.
     """
-    if before is None or not 0 < now[0] - before[0] <= OLDEST or now[1] < before[1]:
+    if before is None or not 0 < now[0] - before[0] <= LONGEST_INTERVAL or now[1] < before[1]:
         return math.nan
     return (now[1] - before[1]) / (now[0] - before[0])

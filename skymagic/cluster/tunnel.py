@@ -181,7 +181,7 @@ class Tunnel:
 
         self._post(again)
 
-    def wait_over(self, timeout: float) -> bool:
+    def wait_ended(self, timeout: float) -> bool:
         """Wait `timeout` seconds at most for the tunnel's thread to end; return True if it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -250,7 +250,7 @@ class Tunnel:
             for listener in self._listeners:
                 listener.close()
             self._loop.close()
-            self.agent.ended(self.reason)
+            self.agent.mark_ended(self.reason)
             self._waker.close()
             self._woken.close()
 
@@ -440,7 +440,7 @@ class Tunnel:
         # the pool is over: changes of this tunnel's state concern nobody
         self._on_state = lambda _: None
         self._linger_deadline = time.monotonic() + LINGER_TIMEOUT
-        self.agent.ended(self.reason or "the node is out of reach")
+        self.agent.mark_ended(self.reason or "the node is out of reach")
 
     def _end(self) -> None:
         if self.state != "lost":
@@ -472,7 +472,7 @@ class AgentTunnel:
         if self._tunnel is not None and self._tunnel.lingering:
             self._given_up.append(self._tunnel)
         takes_over, self.takes_over = self.takes_over, False
-        self._given_up = [tunnel for tunnel in self._given_up if not tunnel.wait_over(0.0)]
+        self._given_up = [tunnel for tunnel in self._given_up if not tunnel.wait_ended(0.0)]
         before = tuple(self._given_up)
 
         # on the connection's thread: a node that is out of reach delays its own agent only
@@ -523,5 +523,5 @@ def _evict(tunnels: Sequence[Tunnel]) -> None:
     for tunnel in tunnels:
         tunnel.retry()
     for tunnel in tunnels:
-        if not tunnel.wait_over(max(0.0, end - time.monotonic())):
+        if not tunnel.wait_ended(max(0.0, end - time.monotonic())):
             raise TimeoutError("what ran there before could not be told to end")

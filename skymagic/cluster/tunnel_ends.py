@@ -189,7 +189,7 @@ class AgentEnd:
             self._received.append(data)
             self._changed.notify_all()
 
-    def ended(self, complaint: str) -> None:
+    def mark_ended(self, complaint: str) -> None:
         """Mark the end of the agent's output; the first reason counts."""
         # a lingering tunnel calls this twice: when it is given up, and at its thread's end
         with self._changed:

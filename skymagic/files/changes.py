@@ -19,7 +19,7 @@ MAX_SENTENCES = 20
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyResult:
     """Result of a copy to or from one node.
 
     Attributes:
@@ -40,7 +40,7 @@ class Copied:
     notes: tuple[str, ...] = ()
 
 
-def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
+def summary(copied: Sequence[CopyResult], seconds: float, *, to_nodes: bool = True) -> str:
     """Summarize a copy in a line, with further lines for what was skipped."""
     counts = [(result.files, result.nbytes, result.unchanged, result.removed) for result in copied]
     moved = sum(result.nbytes for result in copied)
@@ -97,7 +97,7 @@ def _abridged(lines: Sequence[str]) -> list[str]:
 Progress = Callable[[str, int, int], None]
 """Called with the path of the current file, the bytes moved so far, and the total bytes to move."""
 
-PARTLY_COPIED = "not all was copied"
+INCOMPLETE_COPY = "not all was copied"
 
 
 class ByteCounter:
@@ -155,8 +155,8 @@ def copied_summary(
     nbytes: int,
     removed: int,
     notes: Sequence[str],
-) -> Copied:
+) -> CopyResult:
     files = sum(entry.kind == FILE for entry in entries)
-    return Copied(
+    return CopyResult(
         node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes)
     )

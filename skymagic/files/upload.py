@@ -17,9 +17,9 @@ from skymagic.cluster import Node
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import OVERFLOW, digest
 from skymagic.files.changes import (
-    PARTLY_COPIED,
+    INCOMPLETE_COPY,
     ByteCounter,
-    Copied,
+    CopyResult,
     copied_summary,
     files_to_write,
     large_pieces,
@@ -215,7 +215,7 @@ class Upload:
         self._clients, self._found, self._entries = clients, listing, entries
         self._counter, self._plane = counter, plane
 
-    def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[Copied, ...]:
+    def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[CopyResult, ...]:
         """Compare with the contents of these folders, and send what differs.
 
         Raises:
@@ -253,7 +253,7 @@ class Upload:
                 members, self._shared(different[first].to_write, members, alike)
             )
 
-        def write(client: FileClient) -> Copied:
+        def write(client: FileClient) -> CopyResult:
             change = different[client]
             reply = self._send(client, change, present[client], shared[client])
             if reply.problems:
@@ -267,7 +267,7 @@ class Upload:
                 self._found.notes,
             )
 
-        return tuple(self._clients.run_on_all(write, PARTLY_COPIED))
+        return tuple(self._clients.run_on_all(write, INCOMPLETE_COPY))
 
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool

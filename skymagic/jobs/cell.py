@@ -59,7 +59,7 @@ class Cell:
         return "".join(f"# {line}\n" for line in self.above) + dedented(self.body)
 
 
-def number_in(shell: Any) -> int:
+def cell_number(shell: Any) -> int:
     """Return the number of the cell that an IPython shell is executing."""
     inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
     # some versions increment the count before a cell runs, some after it
@@ -92,7 +92,7 @@ def dedented(body: str) -> str:
     return "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
 
 
-def above_body(raw: str, body: str) -> tuple[str, ...]:
+def lines_above_body(raw: str, body: str) -> tuple[str, ...]:
     """Return the lines of the user's cell above the body; none if the cell does not end with it."""
     body, raw = body.rstrip(), raw.rstrip()
     head = raw.removesuffix(body)
@@ -116,7 +116,9 @@ def check_syntax(source: str, transform: Callable[[str], str]) -> str:
         plain = transform(source)
         compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError) as error:
-        raise CellSyntaxError("\n".join([syntax_words(error), *notebook_syntax(error)])) from None
+        raise CellSyntaxError(
+            "\n".join([describe_syntax_error(error), *notebook_syntax(error)])
+        ) from None
     return plain
 
 
@@ -152,7 +154,7 @@ BUILTIN_ALIASES = frozenset(name for name, _ in default_aliases())
 """Aliases that every IPython has, including the ranks'."""
 
 
-def syntax_words(wrong: Exception) -> str:
+def describe_syntax_error(wrong: Exception) -> str:
     """Describe a syntax error in a cell, with its position, as Python does."""
     if not isinstance(wrong, SyntaxError):
         return str(wrong)
@@ -163,7 +165,7 @@ def syntax_words(wrong: Exception) -> str:
 
 def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: str) -> RunSpec:
     """Build the specification of a cell's run. Raises RequestError."""
-    ranks, visible = request.who(pool.world_size)
+    ranks, visible = request.participants(pool.world_size)
     senders = ranks[:1] if request.head else ranks
     order = RunCell(
         ranks=ranks,
@@ -226,7 +228,7 @@ def broadcast(
         CaptureError: names cannot be shipped.
     """
     stop = stop or StopSignal()
-    return _carried_out(
+    return _run_and_collect(
         pool,
         spec,
         limits,
@@ -244,7 +246,7 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
     Raises as `broadcast` does.
     """
     spec, stop = unfinished.spec, StopSignal()
-    return _carried_out(
+    return _run_and_collect(
         pool,
         spec,
         limits,
@@ -256,7 +258,7 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
     )
 
 
-def _carried_out(
+def _run_and_collect(
     pool: Pool,
     spec: RunSpec,
     limits: Limits,
@@ -291,7 +293,7 @@ def _carried_out(
             _keep_profiles(report, spec, pool)
         try:
             # with `partly`, ranks lost while no notebook was attached cost only their own values
-            if not report.good and not (partly and has_only_losses(report)):
+            if not report.succeeded and not (partly and has_only_losses(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
             ending.gathers(sent_bytes(report))

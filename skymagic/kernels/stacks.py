@@ -83,7 +83,7 @@ def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[StackFrame]:
     return plain_frames(kernel, coroutine_frames)
 
 
-def telling_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
+def most_telling_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """Return the two frames that best describe a stack: the user's innermost, and the innermost."""
     own = next((frame for frame in reversed(frames) if not is_library(frame.file)), None)
     return (own or frames[0], frames[-1]) if frames else ()

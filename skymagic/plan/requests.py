@@ -411,7 +411,7 @@ class RunRequest:
     dry_run: bool = False
     profile: Selection | None = None
 
-    def who(
+    def participants(
         self, world_size: int, noun: str = "rank", option: str = "--targets"
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return (participating ranks, those of them whose output is shown).

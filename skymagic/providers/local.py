@@ -241,7 +241,7 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
         return (), f"NVIDIA's driver does not answer ({complaint})"
     tree, _ = _smi("-L")
     applications, _ = _smi(f"--query-compute-apps={gpus.APPLICATIONS}")
-    return gpus.parse_nvidia_smi(rows, tree, applications, _held(), (os.getpid(),)), ""
+    return gpus.parse_nvidia_smi(rows, tree, applications, _reserved_sockets(), (os.getpid(),)), ""
 
 
 def _smi(question: str) -> tuple[list[str], str]:
@@ -271,7 +271,7 @@ def _smi(question: str) -> tuple[list[str], str]:
     return [line for line in answer.stdout.splitlines() if line.strip()], ""
 
 
-def _held() -> list[str]:
+def _reserved_sockets() -> list[str]:
     """Return the names of the sockets that agents on this machine use to reserve GPUs."""
     try:
         with open("/proc/net/unix", errors="replace") as file:

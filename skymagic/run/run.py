@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
-from skymagic.display.live import together
+from skymagic.display.live import batched_output
 from skymagic.display.run_line import RunState
 from skymagic.display.screen import Screen, Settling
 from skymagic.plan.units import rank_words
@@ -216,7 +216,9 @@ class RunLoop:
     def _state(self) -> RunState:
         ended = [number for number, rank in self.report.ranks.items() if rank.over]
         stall = self._stall
-        return state_of(self.report, stall.waiting, stall.always_last, stall.in_vain(ended))
+        return state_of(
+            self.report, stall.waiting, stall.constant_stragglers, stall.vain_wait_text(ended)
+        )
 
     def _next_timeout(self) -> float:
         now = time.monotonic()
@@ -252,7 +254,7 @@ class RunLoop:
             # The outcome of a killed rank comes too late: the rank is about to be reported dead.
             case RankFinished() if not rank.killed:
                 rank.outcome = event.outcome
-                self._stall.hasten(time.monotonic())
+                self._stall.sample_soon(time.monotonic())
             case RankDeath():
                 if rank.outcome is None:
                     rank.died = event.exited
@@ -283,7 +285,7 @@ class RunLoop:
         if isinstance(output, ACTIVITY) and not (
             isinstance(output, OutputMetrics) and only_imports(output.batches)
         ):
-            self._stall.moved()
+            self._stall.record_activity()
         if isinstance(output, OutputMetrics):
             self.report.metrics.add(output.rank, output.batches)
         rank.ended = rank.ended or isinstance(output, OutputComplete)
@@ -295,7 +297,7 @@ class RunLoop:
         # If this notebook is killed between `begin` and `mark`, the next one shows the message
         # again and marks it as possibly seen.
         self._begin(output.rank, output.seq)
-        with together():
+        with batched_output():
             show_output(self._screen, output)
         self._settling.add(output.rank, output.seq, time.monotonic())
 

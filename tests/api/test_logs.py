@@ -23,7 +23,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
             "import skymagic as sky, os\n@sky.function\ndef say(word):\n    print(word, 'from', os.environ['RANK'])"
         )
         one.run(
-            "from skymagic.jobs.cell import number_in\nfirst = number_in(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
+            "from skymagic.jobs.cell import cell_number\nfirst = cell_number(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
         )
         one.run(
             "%%sky_broadcast\nfor step in range(200):\n    print('step', step, 'loss', step / 2)"
@@ -101,7 +101,7 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
     gate = notebook.folder / "gate"
     os.mkfifo(gate)
     body = f"print('loss', 1, flush=True)\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()\nprint('loss 2\\nother\\nloss 3', end='')"
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run(f"%%sky_broadcast -a --only 1\n{body}")
     following = notebook.start(f"%sky_logs --rank 0 --cell {cell} --grep loss -f")
@@ -117,7 +117,7 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
 def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
     gate = notebook.folder / "half"
     os.mkfifo(gate)
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run(
         f"%%sky_broadcast -a --only 0\nprint('whole\\nha', end='', flush=True)\n"
@@ -139,7 +139,7 @@ def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(
     notebook.run(
         f"%%sky_broadcast -a --only 1\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()"
     )
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run("%%sky_broadcast -a --only 1\nprint('begun')")
     golden(notebook.fail(f"%sky_logs --cell {cell}").evalue, hide=[rf"\b{cell}\b", "there are .*"])

@@ -13,7 +13,7 @@ import pytest
 from skymagic.api.command import main
 from skymagic.api.pool_listing import PoolListing
 from skymagic.errors import PoolError, RequestError
-from skymagic.plan.units import roughly
+from skymagic.plan.units import rough_duration
 from skymagic.providers import PoolLocation, RemotePool, RemotePools
 from skymagic.providers.host_pools import HostNode, pools_of
 from skymagic.wire.record import AgentRecord
@@ -74,7 +74,7 @@ def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
     ("seconds", "text"), [(-3, "0s"), (0.2, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h")]
 )
 def test_durations_are_rough(seconds: float, text: str) -> None:
-    assert roughly(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 def test_status_in_words(golden: Golden) -> None:

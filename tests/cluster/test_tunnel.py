@@ -282,7 +282,7 @@ def test_an_agent_out_of_reach_ends_when_it_is_back(monkeypatch: pytest.MonkeyPa
         assert (one.tunnel.lingering, daemon.is_running()) == (True, True)
         one.down.clear()
         daemon.wait(30)
-        assert one.tunnel.wait_over(10)
+        assert one.tunnel.wait_ended(10)
         assert not one.folder().exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.data.capture.names import cell_names, is_interactive_name, reach, with_scripts
+from skymagic.data.capture.names import cell_names, is_interactive_name, needed_names, with_scripts
 from skymagic.data.values import pickling
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
@@ -315,7 +315,7 @@ def reached(loads: set[str], names: dict[str, Any]) -> dict[str, str]:
         made = pickling.dumps(value, names, folder="/nowhere")
         return {**made.hints, **made.uses}
 
-    return reach(loads, names, uses)
+    return needed_names(loads, names, uses)
 
 
 def test_reach_follows_functions_and_classes() -> None:

@@ -191,7 +191,7 @@ def test_data_files_of_a_package_travel_to_other_machines(
     write(folder / "pack/part.py", "x = 1")
     write(folder / "pack/.hidden", "no")
     sources = Sources(str(folder), Bindings(), remote=True)
-    [sent] = sources.lacking(sources.find(["pack"], [0]), [0])
+    [sent] = sources.missing_modules(sources.find(["pack"], [0]), [0])
     shutil.rmtree(folder / "pack")
     importer.install([sent.module])
     where = importlib.import_module("pack").text()
@@ -208,7 +208,7 @@ def test_edited_data_files_are_sent_again(folder: Path) -> None:
     for text in ("one", "one", "two"):
         write(folder / "pack/names.txt", text)
         sources = Sources(str(folder), Bindings(), remote=True)
-        hashes.append(sources.lacking(sources.find(["pack"], [0]), [0])[0].module.hash)
+        hashes.append(sources.missing_modules(sources.find(["pack"], [0]), [0])[0].module.hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 

@@ -95,7 +95,7 @@ def test_a_node_that_is_back_with_nothing(cluster: Cluster) -> None:
     for path in cluster.files(1):
         path.unlink()
     cluster.store.lose(1)
-    cluster.store.regain(cluster.nodes[1])
+    cluster.store.readmit(cluster.nodes[1])
     assert sent(cluster, with_another_start(data)) < 2 * MB
 
 

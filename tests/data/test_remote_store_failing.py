@@ -158,7 +158,7 @@ def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
     assert len(three.files(1)) == 0
     with pytest.raises(PoolError, match="node1 is lost"):
         three.store.take("0" * 16 + "-" + "0" * 32, 1)
-    three.store.regain(three.nodes[1])
+    three.store.readmit(three.nodes[1])
     three.store.settle()
     assert three.everywhere(old)
     assert three.everywhere(new)

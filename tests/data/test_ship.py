@@ -571,7 +571,7 @@ def test_no_room_is_said(notebook: Notebook, monkeypatch: Any) -> None:
     def full(*args: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(notebook.shipper.store, "_place", full)
+    monkeypatch.setattr(notebook.shipper.store, "_directory_for", full)
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     with pytest.raises(CaptureError, match=r"do not fit.*No space left.*a \(2 MB\).*--no-push"):
         notebook.there("a")

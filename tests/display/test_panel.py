@@ -122,7 +122,7 @@ def test_many_nodes_that_start_have_one_bar() -> None:
 
 def test_a_passing_step_of_a_start_is_for_displays_that_move_alone() -> None:
     said: list[str] = []
-    with panel.shown_start(said.append, lambda steps: PoolView("lab", (), ""), drawn=False) as say:
+    with panel.start_panel(said.append, lambda steps: PoolView("lab", (), ""), drawn=False) as say:
         say("starting 2 ranks …")
         say(panel.passing_step("importing torch"))
         say("ready")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
-from skymagic.files.changes import Copied, files_error, summary
+from skymagic.files.changes import CopyResult, files_error, summary
 from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, unsafe
+from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, refuse_unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, SendFilesReply, Top, encode
 from tests.lab.ending import cmdline
@@ -198,7 +198,7 @@ def test_some_of_a_nodes_files_by_pattern(one: Nodes) -> None:
 # -- what travels ----------------------------------------------------------------------------------------------------
 
 
-def changed(copied: Sequence[Copied]) -> list[tuple[int, int, int]]:
+def changed(copied: Sequence[CopyResult]) -> list[tuple[int, int, int]]:
     return [(each.files, each.nbytes, each.unchanged) for each in copied]
 
 
@@ -206,7 +206,7 @@ def changed(copied: Sequence[Copied]) -> list[tuple[int, int, int]]:
 def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
     source, target = (one.roots[0], one.here) if back else (one.here, one.roots[0])
     grow(source, {"d/a": "1234", "d/b": "5678", "d/c": "90"})
-    go: Callable[[], tuple[Copied, ...]]
+    go: Callable[[], tuple[CopyResult, ...]]
     go = (
         (lambda: one.files.get("d/", one.here / "d"))
         if back
@@ -402,7 +402,7 @@ def test_every_sentence_once(golden: Golden) -> None:
 
 
 def test_what_is_told() -> None:
-    copied = [Copied(0, "gpu1", 2, 3_000_000, 4), Copied(1, "gpu2", 2, 3_000_000, 4)]
+    copied = [CopyResult(0, "gpu1", 2, 3_000_000, 4), CopyResult(1, "gpu2", 2, 3_000_000, 4)]
     assert (
         summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
     )
@@ -410,7 +410,10 @@ def test_what_is_told() -> None:
         summary(copied[:1], 3, to_nodes=False)
         == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
     )
-    uneven = [Copied(0, "gpu1", 0, 0, 1), Copied(1, "gpu2", 1, 9, 0, 2, ("x stays behind",))]
+    uneven = [
+        CopyResult(0, "gpu1", 0, 0, 1),
+        CopyResult(1, "gpu2", 1, 9, 0, 2, ("x stays behind",)),
+    ]
     assert (
         summary(uneven, 0.1)
         == "1 file (9 bytes) to 2 nodes in 0.1 s; 1 file there already; 2 files removed\n  x stays behind"
@@ -586,7 +589,7 @@ TARGETS = st.lists(st.sampled_from(["..", ".", "a", "b", "c", "d", ""]), max_siz
 @given(st.lists(st.tuples(NAMES, TARGETS), max_size=5))
 def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) -> None:
     entries = [Entry(path, LINK, target=target) for path, target in dict(links).items()]
-    if unsafe(entries):
+    if refuse_unsafe(entries):
         return
     with tempfile.TemporaryDirectory(prefix="test-files-") as folder:
         base = Path(folder, "x/y/base").resolve()

@@ -15,7 +15,7 @@ import pytest
 from skymagic.cluster.telemetry import rate
 from skymagic.display.panel import RankUse, usage_text
 from skymagic.kernels.agent import resources
-from skymagic.kernels.agent.resources import Gpus, Measurements, of_devices, process_use
+from skymagic.kernels.agent.resources import Gpus, Measurements, combined_gpu_use, process_use
 from skymagic.wire import agent as wire
 from tests.lab.waiting import until
 
@@ -97,8 +97,8 @@ def test_a_process_uses_processor_time_and_memory() -> None:
 def test_gpus_are_asked_where_there_is_a_driver_to_ask(gpus: Gpus) -> None:
     found = latest(gpus, ["0", "1", "2", "7"], ["0", "1"])
     assert found == {"0": (0.4, 1e9, 80e9), "1": (0.41, 2e9, 80e9)}, "parts of a GPU do not tell"
-    assert of_devices(["0", "1"], found) == [pytest.approx(0.405), 3e9, 160e9]
-    assert of_devices(["7"], found) == []
+    assert combined_gpu_use(["0", "1"], found) == [pytest.approx(0.405), 3e9, 160e9]
+    assert combined_gpu_use(["7"], found) == []
 
 
 def test_a_gpu_that_is_lost_is_not_told_of_any_more(nvml: Nvml, gpus: Gpus) -> None:
@@ -114,7 +114,7 @@ def test_what_a_driver_has_told_before_it_hangs_is_not_told_for_ever(
 ) -> None:
     latest(gpus, ["0"], ["0"])
     nvml.answers.clear()
-    monkeypatch.setattr(resources, "OLDEST", 0.0)  # as if that time had gone by
+    monkeypatch.setattr(resources, "MAX_AGE", 0.0)  # as if that time had gone by
     assert gpus.latest(["0"]) == {}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
+from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes_warning
 from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
@@ -451,9 +451,9 @@ def test_misuse_is_told_in_a_line(notebook: Notebook) -> None:
 
 @HERE
 def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
-    assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
+    assert "--nnodes=4, and 2 nodes" in too_many_nodes_warning("torchrun --nnodes=4 main.py", 2)
     assert (
-        too_many_nodes(
+        too_many_nodes_warning(
             "torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2
         )
         == ""

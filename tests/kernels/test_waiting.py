@@ -33,7 +33,9 @@ class PollFd(ctypes.Structure):
 def asleep() -> None:
     """Return when the main thread sleeps and has not woken for 20 ms: on its way into its wait it wakes for the interpreter every 5 ms."""
     before = None
-    while (now := interrupts.scheduled()) != before or now[0] not in interrupts.WAITING_STATES:
+    while (now := interrupts.scheduling_state()) != before or now[
+        0
+    ] not in interrupts.WAITING_STATES:
         before = now
         time.sleep(0.02)  # the only way: nobody tells
 
@@ -91,7 +93,7 @@ def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when the thread that a signal has just woken has had no time yet to sleep again: it is asked twice in 0.1 s otherwise."""
-    mutex, state = ctypes.create_string_buffer(64), interrupts.scheduled
+    mutex, state = ctypes.create_string_buffer(64), interrupts.scheduling_state
     look = interrupts.Interrupts(SimpleNamespace())
     look.allowed = True
     woken: list[float] = []
@@ -110,12 +112,12 @@ def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(
         )
 
     monkeypatch.setattr(signal, "pthread_kill", kill)
-    monkeypatch.setattr(interrupts, "scheduled", scheduled)
+    monkeypatch.setattr(interrupts, "scheduling_state", scheduled)
     found: list[bool] = []
 
     def ask() -> None:
         time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
-        found.append(look._sleeps_through())
+        found.append(look._is_blocked())
         LIBC.pthread_mutex_unlock(mutex)
 
     LIBC.pthread_mutex_lock(mutex)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.providers.aws.clients import configured
+from skymagic.providers.aws.clients import is_configured
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2
 from tests.lab.ec2_prices import EC2Market
@@ -191,10 +191,10 @@ def test_a_terminal_is_asked() -> None:
 
 
 def test_where_aws_is_set_up_is_seen_without_a_call(tmp_path: Path) -> None:
-    assert not configured({}, tmp_path)
-    assert configured({"AWS_PROFILE": "work"}, tmp_path)
-    assert not configured({"AWS_CONFIG_FILE": "/dev/null", "AWS_ACCESS_KEY_ID": ""}, tmp_path)
+    assert not is_configured({}, tmp_path)
+    assert is_configured({"AWS_PROFILE": "work"}, tmp_path)
+    assert not is_configured({"AWS_CONFIG_FILE": "/dev/null", "AWS_ACCESS_KEY_ID": ""}, tmp_path)
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "config").write_text("[default]\nregion = us-east-1\n")
-    assert configured({}, tmp_path)
-    assert not configured({"AWS_CONFIG_FILE": "/dev/null"}, tmp_path)
+    assert is_configured({}, tmp_path)
+    assert not is_configured({"AWS_CONFIG_FILE": "/dev/null"}, tmp_path)

@@ -137,14 +137,14 @@ def test_imports_of_functions_count_where_they_are_called() -> None:
 
 def test_files_are_those_of_the_record(tmp_path: Path) -> None:
     one = metadata.distribution("numpy")
-    assert {str(path) for path in one.files or ()} <= {*installed._recorded(one)}
+    assert {str(path) for path in one.files or ()} <= {*installed._recorded_paths(one)}
     odd = metadata.PathDistribution(tmp_path)
-    assert [*installed._recorded(odd)] == []
+    assert [*installed._recorded_paths(odd)] == []
     (tmp_path / "RECORD").write_text(
         'one/__init__.py,sha256=x,1\n"a,b.txt",,\nalone.cpython-311-x86_64-linux-gnu.so,,\n../bin/one,,\n'
     )
-    assert [*installed._recorded(odd)][1] == "a,b.txt"
-    assert installed._tops(odd) == {"one", "alone"}
+    assert [*installed._recorded_paths(odd)][1] == "a,b.txt"
+    assert installed._top_level_names(odd) == {"one", "alone"}
 
 
 def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,9 +278,9 @@ def test_an_index_for_certain_packages(golden: Golden) -> None:
         *image.pip_indexes,
         "https://c",
     )
-    assert scoped.serves("torch>=2")
-    assert scoped.serves("Torch-Vision")
-    assert not scoped.serves("numpy")
+    assert scoped.must_provide("torch>=2")
+    assert scoped.must_provide("Torch-Vision")
+    assert not scoped.must_provide("numpy")
     assert "hidden" not in repr(image)
     torch, numpy = explain_unsatisfied(image, {})
     golden(torch)

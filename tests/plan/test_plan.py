@@ -188,13 +188,16 @@ def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
 
 
 def test_who_takes_part_and_who_is_shown() -> None:
-    assert RunRequest().who(3) == ((0, 1, 2), (0,))
-    assert RunRequest(only=Selection("all")).who(3) == ((0, 1, 2), (0, 1, 2))
-    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), (
+    assert RunRequest().participants(3) == ((0, 1, 2), (0,))
+    assert RunRequest(only=Selection("all")).participants(3) == ((0, 1, 2), (0, 1, 2))
+    assert RunRequest(targets=Selection("1,2")).participants(3) == ((1, 2), (1,)), (
         "the head is the first that takes part"
     )
-    assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).who(3) == ((1, 2), (2,))
-    both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).who, 4)
+    assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).participants(3) == (
+        (1, 2),
+        (2,),
+    )
+    both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).participants, 4)
     assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
 
 

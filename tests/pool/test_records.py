@@ -18,7 +18,7 @@ from skymagic.errors import PoolError
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
-from skymagic.plan.units import roughly
+from skymagic.plan.units import rough_duration
 from skymagic.pool import keys, records
 from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
@@ -161,7 +161,7 @@ def test_a_key_is_saved_by_the_owner_alone(state: Path) -> None:
     records.save_key("lab-0a1b2c3d", key)
     assert records.readable_records() == [record(process="1 1 another")]
     records.hand_over(record())
-    assert records.own("lab-0a1b2c3d")
+    assert records.is_own("lab-0a1b2c3d")
 
 
 def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_clock_that_was_changed_changes_nothing() -> None:
     assert [one.job_id for one in records.readable_records()] == ["lab-0a1b2c3d", "lab-00000002"]
     assert not records.is_left(later)
     assert records.is_left(replace(later, process=of_the_dead()))
-    assert roughly(-1e7) == "0s"
+    assert rough_duration(-1e7) == "0s"
 
 
 WRITES = """

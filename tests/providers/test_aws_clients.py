@@ -126,7 +126,7 @@ def test_an_sso_session_that_is_over(golden: Golden, name: str) -> None:
     """botocore's own errors, before any call, as it raises them."""
     kind = getattr(botocore.exceptions, name)
     words = str(kind(profile_name="work", error_msg="expired", provider="sso"))
-    problem = errors.failed(
+    problem = errors.call_failure(
         tuple(each.__name__ for each in kind.__mro__),
         words,
         CallSite("ec2:DescribeRegions", REGION, "work"),
@@ -216,7 +216,7 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
 def test_silence_of_the_network(name: str, words: str) -> None:
     kind = getattr(botocore.exceptions, name)
     text = str(kind(endpoint_url="https://ec2.us-east-1.amazonaws.com/"))
-    problem = errors.failed(
+    problem = errors.call_failure(
         tuple(each.__name__ for each in kind.__mro__), text, CallSite("ec2:DescribeRegions", REGION)
     )
     assert problem.kind == "unreachable"
@@ -343,7 +343,7 @@ DENIED = (
     ],
 )
 def test_refusals_in_words(code: str, message: str, kind: ErrorKind, words: list[str]) -> None:
-    problem = errors.refused(code, message, CallSite("ec2:RunInstances", REGION, "work"))
+    problem = errors.refusal(code, message, CallSite("ec2:RunInstances", REGION, "work"))
     assert problem.kind == kind
     assert not [each for each in words if each not in str(problem)], str(problem)
     assert "4jqYxq0Xn" not in str(problem)

@@ -22,9 +22,9 @@ from skymagic.providers.aws.selection import (
     MachineOffer,
     by_price,
     matching_types,
+    meets,
     offers_of,
     per_hour,
-    serves,
 )
 from tests.lab import ec2_prices as lab
 from tests.lab.golden import Golden
@@ -208,8 +208,8 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(
     for one in found:
         assert one.architecture == "x86_64"
         assert one.spot if request_.spot else one.on_demand
-        assert serves(request_.cpus, one.vcpus)
-        assert serves(request_.memory, one.memory)
+        assert meets(request_.cpus, one.vcpus)
+        assert meets(request_.memory, one.memory)
         if request_.accelerator is None:
             assert one.gpu is None
             assert one.general

@@ -109,7 +109,7 @@ def test_what_cannot_be_a_directive_is_refused(
     options: tuple[tuple[str, str], ...], told: str
 ) -> None:
     with pytest.raises(RequestError, match="\\S") as refused:
-        slurm_jobs.asked_directives(options, {})
+        slurm_jobs.job_directives(options, {})
     assert told in str(refused.value)
 
 

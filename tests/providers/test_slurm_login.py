@@ -42,10 +42,15 @@ exec sleep 600
 def test_what_is_asked_for() -> None:
     there = sky.Slurm(login="me@cluster", client="openssh")
     assert dict(there.fields) == {"login": "me@cluster", "ssh": "openssh"}
-    assert slurm._elsewhere(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh")) == []
-    assert "--login" in slurm._elsewhere(PoolRequest(provider="slurm", ssh="openssh"))[0]
+    assert (
+        slurm._meaningless_options(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh"))
+        == []
+    )
+    assert "--login" in slurm._meaningless_options(PoolRequest(provider="slurm", ssh="openssh"))[0]
     request = PoolRequest(login="me@cluster", ssh="openssh")
-    assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == [
+    assert [
+        mistake.partition(" is for")[0] for mistake in planning._meaningless_options(request)
+    ] == [
         "--ssh",
         "--login",
     ]

@@ -20,7 +20,7 @@ PHASES = {
     "looking at the hosts": ("skymagic.providers.ssh:probe", POOL),
     "setting them up": ("skymagic.providers.ssh:setup", POOL),
     "starting agents": ("skymagic.cluster:Agents.start", POOL),
-    "finding addresses": ("skymagic.cluster:Agents.meet", POOL),
+    "finding addresses": ("skymagic.cluster:Agents.find_addresses", POOL),
     "opening value servers": ("skymagic.pool.resources:open_store", ON_ONE),
     "waiting for ranks": ("skymagic.cluster:Agents.wait_ready", POOL),
 }

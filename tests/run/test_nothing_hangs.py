@@ -310,21 +310,21 @@ def test_repeated_interrupt_does_not_cut_cleanup_short(notebook: Notebook) -> No
         """%%sky_broadcast --only all
 import sys
 from skymagic.kernels.rank import interrupts
-ends, plain = os.pipe(), interrupts.scheduled
+ends, plain = os.pipe(), interrupts.scheduling_state
 def scheduled():
     found = plain()
     if sys._getframe(1).f_code.co_name == '_sleeps_through':
         os.write(ends[1], b"x")  # the main thread goes on, and handles the interrupt
         time.sleep(0.3)
     return found
-interrupts.scheduled = scheduled
+interrupts.scheduling_state = scheduled
 signal.siginterrupt(signal.SIGINT, False)  # so that no signal ends the read
 try:
     print('begun', flush=True)
     ctypes.CDLL(None).read(ends[0], ctypes.create_string_buffer(1), 1)
     time.sleep(300)
 finally:
-    interrupts.scheduled = plain
+    interrupts.scheduling_state = plain
     signal.siginterrupt(signal.SIGINT, True)
     time.sleep(1.0)
     kept = 'saved'"""

@@ -258,8 +258,8 @@ def on_a_terminal(text: str) -> str:
 def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: str) -> None:
     line = OpenLine(0.0)
     line.feed(before, 0.0)
-    assert not on_a_terminal(before + line.wiped()), "nothing of it stays above"
-    assert on_a_terminal(line.repainted() + after) == shown
+    assert not on_a_terminal(before + line.erasing_text()), "nothing of it stays above"
+    assert on_a_terminal(line.redrawing_text() + after) == shown
 
 
 def test_a_line_where_a_bar_was_wiped_away_stands_below_what_was_written_before_it(
@@ -629,7 +629,7 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook
 def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_go(
     notebook: Notebook,
 ) -> None:
-    notebook.run("from skymagic.display import controls\ncontrols.MAX_ENDED = 0")
+    notebook.run("from skymagic.display import controls\ncontrols.KEPT_CONTROLS = 0")
     cell = notebook.finish(notebook.start("%%sky_broadcast -a\ntime.sleep(600)"))
     notebook.click(buttons(notebook, cell)["stop"])
     notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])

@@ -110,12 +110,12 @@ def test_a_broken_variable_is_named(
 def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPUTE_POOL", THIRD.to_json())
     assert runtime.participants() == (0, 1, 2, 3)
-    with runtime.taking_part([3, 2]):
+    with runtime.participation([3, 2]):
         assert runtime.participants() == (2, 3)
-        with runtime.taking_part(None):
+        with runtime.participation(None):
             assert runtime.participants() == (0, 1, 2, 3)
         assert runtime.participants() == (2, 3)
-    with pytest.raises(KeyError), runtime.taking_part([2]):
+    with pytest.raises(KeyError), runtime.participation([2]):
         raise KeyError
     assert runtime.participants() == (0, 1, 2, 3)
 

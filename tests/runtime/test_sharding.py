@@ -108,7 +108,7 @@ def test_only_ranks_that_take_part_count() -> None:
     found = []
     for rank in (1, 3):
         on(rank, 4)
-        with info.taking_part([3, 1]):
+        with info.participation([3, 1]):
             found.append(sky.shard(list(range(5))))
     assert found == [[0, 2, 4], [1, 3]]
     on(3, 4)

@@ -75,7 +75,7 @@ def test_each_byte_once_and_in_order(steps) -> None:
             pair.connect()
     pair.finish()
     assert pair.heard == (said[1], said[0])
-    assert [end.settled for end in pair.ends] == [True, True]
+    assert [end.all_acknowledged for end in pair.ends] == [True, True]
     assert pair.ends[0].backlog == pair.ends[1].backlog == 0
 
 
@@ -94,11 +94,11 @@ def test_long_data_is_cut(data, limit) -> None:
 def test_what_is_acknowledged_is_kept_no_longer() -> None:
     session, other = Session(), Session()
     session.put(frames.DATA, 0, b"x")
-    assert not session.settled
+    assert not session.all_acknowledged
     other.feed(session.take(100))
     assert other.unacknowledged == 1
     session.feed(other.ack())
-    assert session.settled
+    assert session.all_acknowledged
     assert other.unacknowledged == 0
     assert session.take(100) == b""
 

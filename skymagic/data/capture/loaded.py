@@ -152,10 +152,10 @@ def holds_source(module: Any, text: str) -> bool:
         for constant in code.co_consts
         if isinstance(constant, types.CodeType)
     }
-    return all(_holds(vars(module), node, defined) for node in tree.body)
+    return all(_has_binding(vars(module), node, defined) for node in tree.body)
 
 
-def _holds(
+def _has_binding(
     space: Mapping[str, object], node: ast.stmt, defined: Mapping[str, types.CodeType]
 ) -> bool:
     """Return True if a namespace holds what a statement binds."""
@@ -171,7 +171,8 @@ def _holds(
             if isinstance(constant, types.CodeType)
         }
         return all(
-            _holds(vars(space.get(node.name, object)), statement, nested) for statement in node.body
+            _has_binding(vars(space.get(node.name, object)), statement, nested)
+            for statement in node.body
         )
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)

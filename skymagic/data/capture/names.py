@@ -87,7 +87,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
             else ()
         )
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
-        keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
+        keys = namespace_keys(tree) if _READS_NAMESPACE.search(source) else set()
         # The checks for substrings are cheap, and most cells need none of these passes.
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
@@ -112,7 +112,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
     )
 
 
-def reach(
+def needed_names(
     loads: Iterable[str],
     namespace: Mapping[str, object],
     uses: Callable[[str, object], Mapping[str, str]],
@@ -148,10 +148,10 @@ def reach(
     return why
 
 
-_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns|Out|_oh)\b")
+_READS_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns|Out|_oh)\b")
 _MAY_IMPORT = re.compile(r"import|files|get_data|(?:read|open)_(?:text|binary)")
-_HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
-_OF_MODULES = frozenset(
+_HISTORY_NAME = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
+_MODULE_ATTRIBUTES = frozenset(
     f"__{name}__"
     for name in [
         "name",
@@ -167,10 +167,10 @@ _OF_MODULES = frozenset(
         "session",
     ]
 )
-LAST_SHOWN = ("_", "__", "___")
+OUTPUT_NAMES = ("_", "__", "___")
 """Names that IPython binds to the last outputs."""
-_OUTPUT = re.compile(r"_{1,3}|_\d+")
-_GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
+_OUTPUT_NAME = re.compile(r"_{1,3}|_\d+")
+_SHELL_FUNCTIONS = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
 
 def is_interactive_name(name: str, value: object) -> bool:
@@ -178,11 +178,11 @@ def is_interactive_name(name: str, value: object) -> bool:
 
     For example IPython's inputs, `exit`, `get_ipython`, or an `open` that was not rebound.
     """
-    if name[0] in "_IO" and (name in _OF_MODULES or _HISTORY.fullmatch(name)):
+    if name[0] in "_IO" and (name in _MODULE_ATTRIBUTES or _HISTORY_NAME.fullmatch(name)):
         return True
     if name in _BUILTINS and value is _BUILTINS[name]:
         return True
-    if name not in _GIVEN:
+    if name not in _SHELL_FUNCTIONS:
         return False
     # IPython's own `open` says that it is of `io`: it wraps that one
     globals_ = getattr(value, "__globals__", {})
@@ -198,7 +198,7 @@ def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> 
     A value assigned by a cell does not count.
     """
     # By identity, so that no value's own `__eq__` is called.
-    candidates, outputs = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
+    candidates, outputs = sorted({*OUTPUT_NAMES}.intersection(names)), namespace.get("_oh")
     values = (
         {id(value) for value in list(outputs.values())}
         if candidates and isinstance(outputs, dict)
@@ -209,7 +209,7 @@ def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> 
 
 def is_output(name: str) -> bool:
     """Return True if IPython binds this name to outputs of plain cells: `_`, `__`, `___`, `_10`."""
-    return name[0] == "_" and _OUTPUT.fullmatch(name) is not None
+    return name[0] == "_" and _OUTPUT_NAME.fullmatch(name) is not None
 
 
 _NOTHING = object()

@@ -42,7 +42,7 @@ class StoreClients:
     ) -> None:
         self._settings = settings
         self.all = [
-            StoreClient(node, start, settings(node), self._received, silence_timeout)
+            StoreClient(node, start, settings(node), self._pass_on, silence_timeout)
             for node in nodes
         ]
         self.lost: set[int] = set()  # nodes that are gone and get no messages
@@ -155,7 +155,7 @@ class StoreClients:
                 client.send(store.Delete(sorted(names | self.unlinking[client.node_index])))
         client.close()
 
-    def _received(self, node: int, message: store.StoreMessage | None) -> None:
+    def _pass_on(self, node: int, message: store.StoreMessage | None) -> None:
         # Looked up at each call: `on_message` is set after the clients exist.
         self.on_message(node, message)
 

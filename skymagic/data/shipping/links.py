@@ -142,7 +142,7 @@ class SentLinks:
 
     # -- shared objects ----------------------------------------------------------------------------
 
-    def related(
+    def related_names(
         self,
         moved: Sequence[Variable],
         names: Iterable[str],
@@ -219,7 +219,7 @@ class SentLinks:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def sent(
+    def sent_values(
         self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None
     ) -> dict[str, SentValue]:
         """Return how values are sent in one pickle, by name.
@@ -238,7 +238,7 @@ class SentLinks:
         for index, variable in enumerate(group):
             if not variable.fixed:
                 self.see(variable)
-                if links is None and variable.alone:
+                if links is None and variable.is_isolated:
                     sent_values[variable.name] = SentValue(variable.stream, table, root=-1 - index)
                 elif variable.numbers:
                     nested.append((-1 - index, variable))

@@ -23,7 +23,7 @@ def is_parametrized(kind: type) -> bool:
     return own.startswith("_inject_new_class.<locals>")
 
 
-def own_class(kind: type) -> type:
+def original_class(kind: type) -> type:
     """Return the class that a module had before it was parametrized."""
     while is_parametrized(kind):
         kind = kind.__bases__[0]
@@ -72,7 +72,7 @@ def without_computed(state: dict[str, object], module: Any, computed: Iterable[s
         ]
 
 
-def compute_again(module: Any, computed: Mapping[str, object]) -> None:
+def recompute(module: Any, computed: Mapping[str, object]) -> None:
     """Recompute the attributes that hooks set."""
     torch = sys.modules["torch"]
     hook: Any
@@ -89,7 +89,7 @@ def compute_again(module: Any, computed: Mapping[str, object]) -> None:
         setattr(module, name, value)
 
 
-def parametrize_again(module: Any) -> None:
+def restore_parametrization(module: Any) -> None:
     """Give a module with parametrizations in its state the class that computes its parameters."""
     import torch.nn.utils.parametrize as parametrize
 

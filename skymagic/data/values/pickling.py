@@ -38,9 +38,9 @@ from skymagic.data.values.pickled import (
     is_flat,
     linkable,
     linkable_kinds,
+    pickle_plain,
     plain_memo,
-    plainly,
-    travels,
+    travels_by_value,
 )
 from skymagic.data.values.pickler import ValuePickler, pickler_for
 from skymagic.data.values.rebuild import here
@@ -118,7 +118,7 @@ def dumps(
     if value is namespace:
         value = _NamespacePlaceholder()
     # Not with links: a list in the value may be one that the other side already has.
-    plain = plainly(value) if links is None else None
+    plain = pickle_plain(value) if links is None else None
     if plain is not None:
         return plain
     first_pass = pickler_for(namespace, folder, links, None, between_ranks)
@@ -135,7 +135,7 @@ def dumps(
     return second_pass.result(value)
 
 
-def together(pickles: Sequence[Pickled]) -> list[list[int]]:
+def group_by_shared_objects(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Group pickles whose values share an object or memory, by index.
 
     The values of a group must be pickled as one to keep sharing it.
@@ -240,7 +240,7 @@ def reducer(namespace: Namespace) -> Callable[[Any], Any]:
 def _class_hash(cls: type, state: object) -> str | None:
     """Return the hash of the members received for a class, or None."""
     contents = Contents(reducer(rebuild.namespace()), form_for, lambda memory: None)
-    contents.again(cls)  # methods refer to the class: ignore what it contains locally
+    contents.add_repeated(cls)  # methods refer to the class: ignore what it contains locally
     try:
         return contents.of(state)
     except Exception:  # raised by the members' own code
@@ -272,7 +272,7 @@ def numbers(pickled: Pickled) -> dict[int, int]:
         if (
             type(obj) in kinds
             and key not in private
-            and (type(obj) not in functions or travels(cast(types.FunctionType, obj)))
+            and (type(obj) not in functions or travels_by_value(cast(types.FunctionType, obj)))
         ):
             numbers_by_id.setdefault(key, number)
     return numbers_by_id
@@ -317,7 +317,11 @@ def marks(pickled: Pickled) -> frozenset[int]:
     if pickled.marks is not None:
         return pickled.marks
     pickler = _pickler(pickled)
-    return containers_in(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
+    return (
+        containers_in(pickled.keep)
+        if pickler is None
+        else pickler.mutable_identities(pickled.keep[1])
+    )
 
 
 def storages(pickled: Pickled) -> dict[int, MemoryRegion]:

@@ -74,12 +74,12 @@ class Directories:
 
 def sweep() -> None:
     """Delete the folders of agents that were killed, which no process locks."""
-    for path in _abandoned():
+    for path in _abandoned_folders():
         logger.info("folder of a killed agent is removed: path=%s", path)
         store.remove(path)
 
 
-def _abandoned() -> Iterator[Path]:
+def _abandoned_folders() -> Iterator[Path]:
     for parent in {SHM, Path(tempfile.gettempdir())}:
         with contextlib.suppress(OSError):
             for entry in os.scandir(parent):

@@ -77,7 +77,7 @@ def explain_cuda_error(problem: BaseException | None, variables: Mapping[str, An
         return ""
     if isinstance(problem, torch.OutOfMemoryError):
         with contextlib.suppress(Exception):
-            return _whose_memory(cuda, variables)
+            return _memory_owners(cuda, variables)
         return ""
     return LOST if is_device_lost(problem) else ""
 
@@ -113,7 +113,7 @@ def _is_cuda_error(torch: Any, problem: BaseException | None) -> bool:
     )
 
 
-def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
+def _memory_owners(cuda: Any, variables: Mapping[str, Any]) -> str:
     free, total = cuda.mem_get_info()
     tensors, reserved = cuda.memory_allocated(), cuda.memory_reserved()
     others = max(total - free - reserved, 0)

@@ -121,7 +121,7 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
     return ErrorKind.INTERNAL if status >= 500 or code.startswith("Server.") else ErrorKind.INVALID
 
 
-def refused(code: str, message: str, location: CallSite, status: int = 400) -> CloudError:
+def refusal(code: str, message: str, location: CallSite, status: int = 400) -> CloudError:
     """Return the error for an answer with this code."""
     kind = kind_of(code, status)
     what, remedy = _refusal(kind, code, message.strip(), location)
@@ -131,7 +131,7 @@ def refused(code: str, message: str, location: CallSite, status: int = 400) -> C
 def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tuple[str, str]:
     """Return what happened and what to do."""
     in_region = f" in {location.region}" if location.region else ""
-    details = f"{code}: {_plain(message)}" if message else code
+    details = f"{code}: {_without_encoded_part(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
         return (
             f"these AWS credentials may not call {_permission(message, location)}{in_region} "
@@ -158,13 +158,13 @@ def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tu
         )
     if kind is ErrorKind.ACCOUNT:
         return _account(code, details, in_region)
-    if kind in _PLAIN:
-        what, remedy = _PLAIN[kind]
+    if kind in _TEXTS:
+        what, remedy = _TEXTS[kind]
         return f"{what.format(call=f'{location.operation}{in_region}')} ({details})", remedy
     return f"{location.operation}{in_region}: {details}", ""
 
 
-_PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
+_TEXTS: Mapping[ErrorKind, tuple[str, str]] = {
     ErrorKind.CAPACITY: (
         "EC2 has no capacity",
         "other zones, types or regions may have; so may this one later",
@@ -242,7 +242,7 @@ def _denied_by(message: str) -> str:
     )
 
 
-def _plain(message: str) -> str:
+def _without_encoded_part(message: str) -> str:
     """Strip the part of a message that only decode-authorization-message can read."""
     return re.sub(
         r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL
@@ -337,12 +337,12 @@ CLIENT_SIDE = {
 """Kind, what happened, and what to do, by the name of botocore's class."""
 
 
-def page(status: int, location: CallSite) -> CloudError:
+def page_failure(status: int, location: CallSite) -> CloudError:
     """Return the error for a page of HTML received instead of an answer."""
-    return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
+    return call_failure(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
 
 
-def failed(names: tuple[str, ...], message: str, location: CallSite) -> CloudError:
+def call_failure(names: tuple[str, ...], message: str, location: CallSite) -> CloudError:
     """Return the error for one of botocore's own errors, raised before any answer.
 
     Args:
@@ -356,7 +356,7 @@ def failed(names: tuple[str, ...], message: str, location: CallSite) -> CloudErr
     )
     profile = f" --profile {location.profile}" if location.profile else ""
     # the following lines are the text that botocore could not parse
-    first, *_ = _plain(message).splitlines() or [""]
+    first, *_ = _without_encoded_part(message).splitlines() or [""]
     return CloudError(
         kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile)
     )

@@ -287,7 +287,7 @@ class SessionLoop:
     def send_gone(self) -> None:
         """Send the last frame of a daemon that has cleaned up its node."""
         if self.attached and not self._out:
-            self._write(self.session.gone())
+            self._write(self.session.gone_frame())
 
     def close(self) -> None:
         """Close the connection and all channels. Safe to call twice."""
