@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import logging
 import os
 import re
 import secrets
@@ -123,6 +125,33 @@ def test_nothing_of_a_shell_crosses_in_clear(env: dict[str, str]) -> None:
     assert sealed.MARK in raw.seen
     for text in (secret, KEY, "complaint", "cat;", "exec /bin/sh -s"):
         assert text.encode() not in raw.seen
+
+
+def test_sessions_are_logged_without_secrets(env: dict[str, str]) -> None:
+    """Log at both ends: the notebook's logger, and a file in the holder's folder on the node."""
+    secret = secrets.token_hex(16)
+    lines = io.StringIO()
+    handler, level = logging.StreamHandler(lines), sealed.logger.level
+    sealed.logger.addHandler(handler)
+    sealed.logger.setLevel(logging.DEBUG)
+    try:
+        with process({**env, "SKYMAGIC_LOG": "DEBUG"}, f"echo {secret}; exit 3") as (shell, _):
+            assert all_of(shell.read) == f"{secret}\n".encode()
+            assert (shell.finish(5.0), shell.errors()) == (3, "")
+    finally:
+        sealed.logger.removeHandler(handler)
+        sealed.logger.setLevel(level)
+    log = Path(env["SKYMAGIC_HOLDER"], sealed.LOG_NAME)
+    assert log.stat().st_mode & 0o077 == 0
+    steps = ["TLS session is open: end=node version=TLSv1.3", "key is claimed: ", "source=shared"]
+    steps += ["key is stored: ", "notebook is authenticated", "shell starts", "status=3"]
+    position = 0
+    for step in steps:
+        position = log.read_text().index(step, position)
+    assert "TLS session is open: end=notebook version=TLSv1.3" in lines.getvalue()
+    proof = sealed.proof(KEY, sealed.NODE, "")
+    for text in (secret, KEY, proof, "echo", "PRIVATE KEY"):
+        assert text not in log.read_text() + lines.getvalue()
 
 
 def test_a_shell_that_reads_no_more_fails_the_writer(env: dict[str, str]) -> None:
