@@ -273,7 +273,7 @@ def describe_size(offer: BuildOffer) -> str:
     return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
 
 
-# -- what a plan lists -----------------------------------------------------------------------------
+# -- packages of a plan ----------------------------------------------------------------------------
 
 
 UV_BYTES = 20_000_000

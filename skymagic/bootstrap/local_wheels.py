@@ -1,12 +1,11 @@
-"""Build wheels of the notebook's own distributions.
+"""Build wheels of distributions that the notebook did not install from a package index.
 
-These were installed from a folder, a repository or a file. An installer records that in
-``direct_url.json`` (PEP 610). A package index need not have such a distribution, or may have
-something else under its name.
+They were installed from a folder, a repository or a file, as ``direct_url.json`` records (PEP 610).
+A package index may not have them, or may have another project under the same name.
 
-An editable distribution is whatever its source is now: uv or pip builds a wheel in a copy of the
-source. Any other distribution is packed into a wheel again from its installed files, even if its
-source has changed since. The cache is content-addressed in both cases.
+The wheel of an editable distribution is built by uv or pip from a copy of its current source. Any
+other distribution is packed from its installed files, even if its source has changed since. Wheels
+are cached by a digest of these files.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from skymagic.plan.distributions import canonical
 from skymagic.plan.masking import masked, without_colours
 from skymagic.wire import atomic
 
-# -- where they come from --------------------------------------------------------------------------
+# -- origins and sources ---------------------------------------------------------------------------
 
 
 _DERIVED = re.compile(
@@ -46,7 +45,7 @@ _DERIVED = re.compile(
 """Folders that are not part of a source: leftovers of version control, environments and builds."""
 _COMPILED = (".pyc", ".pyo")
 _CODE = (".py", ".pyi", ".pyx", ".pxd")
-"""Suffixes of files that count even if git ignores them: generated code such as ``_version.py``."""
+"""Suffixes of files that are copied even if git ignores them: ``_version.py`` is generated."""
 GIT_TIMEOUT = 20.0
 
 
@@ -170,7 +169,7 @@ def _git(folder: Path, *options: str) -> set[str] | None:
     )
 
 
-# -- as wheels -------------------------------------------------------------------------------------
+# -- wheels ----------------------------------------------------------------------------------------
 
 
 BUILD_TIMEOUT = 900.0
@@ -252,7 +251,7 @@ def _write_wheel(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-# ---------------------------------------------------------------------------------------- the cache
+# -- the cache -------------------------------------------------------------------------------------
 
 
 def user_cache() -> Path:
@@ -282,7 +281,7 @@ def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Pat
         shutil.rmtree(folder, ignore_errors=True)  # remove a damaged one
         try:
             new_folder.rename(folder)
-        except OSError:  # another notebook was faster: its wheel is as good
+        except OSError:  # another notebook has built the same wheel first
             if _intact_wheel(folder) is None:
                 raise
     _remove_old(folder)
@@ -313,7 +312,7 @@ def _remove_old(latest: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# ---------------------------------------------------------------------------------- installed files
+# -- installed files -------------------------------------------------------------------------------
 
 
 def _collect_installed_files(
@@ -321,8 +320,8 @@ def _collect_installed_files(
 ) -> tuple[dict[str, bytes], str, str]:
     """Collect the installed files of a distribution for a wheel.
 
-    Programs are left out, because an installer creates those of entry points again. So are files
-    outside of the packages' folder.
+    Leaves out programs, which installers generate from entry points, and files outside of the
+    packages' folder.
 
     Returns:
         The content by file name, the name of the .dist-info folder, and the wheel's file name.
@@ -346,7 +345,7 @@ def _collect_installed_files(
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
             f"{distribution.name} {distribution.version} is installed here from {origin}, and "
-            f"{missing[0]} of it is missing: install it again"
+            f"its file {missing[0]} is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
     return (
@@ -365,7 +364,7 @@ def _belongs_in_wheel(name: str, info: str) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------- builds
+# -- builds ----------------------------------------------------------------------------------------
 
 
 def _editable_build(
@@ -388,7 +387,7 @@ def _editable_build(
 def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None:
     """Build a wheel in a copy of the source.
 
-    A build leaves files behind, and would take the leftovers of an earlier build for sources.
+    Builds leave files behind, and the leftovers of an earlier build would be packed as sources.
     """
     with tempfile.TemporaryDirectory(prefix="skymagic-build-") as temporary:
         copy = Path(temporary) / folder.name
@@ -415,8 +414,8 @@ def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None
 def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     """Yield commands that build a wheel, best first.
 
-    The last one builds without isolation: nothing is downloaded, and the build tools that are
-    installed here must do.
+    The last one builds without isolation: it downloads nothing, and needs build tools that are
+    installed here.
     """
     uv = shutil.which("uv")
     by_uv = [

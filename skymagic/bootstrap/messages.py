@@ -53,7 +53,7 @@ class InstallFailure:
         return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *output])
 
     def remedy(self, facts: HostFacts) -> str:
-        """Return what to do, as far as the last lines tell."""
+        """Return what to do, if the last lines show the cause."""
         general_advice = "Nothing was left there. Fix this, then create the pool again."
         silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
         return (advice(self, facts) or general_advice) + silent
@@ -240,7 +240,7 @@ def _pythons(facts: HostFacts) -> str:
 
 
 def _interpreter_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
-    """Explain why an interpreter cannot be used as it is."""
+    """Explain why the interpreter that the user named cannot be used."""
     named = (
         "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have "
         "one made"

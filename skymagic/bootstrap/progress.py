@@ -16,12 +16,12 @@ from skymagic.wire.untrusted import sanitized
 PIP_DOWNLOAD = re.compile(
     r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)"
 )
-"""Matches a line of pip about a download that starts. pip downloads one file after the other.
+"""Matches pip's line at the start of a download. pip downloads one file after the other.
 
 For example: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)".
 """
 UV_DOWNLOADED = re.compile(r"\s*Downloaded (\S+)$")
-"""Matches a line of uv about a complete download, such as " Downloaded numpy".
+"""Matches uv's line at the end of a download, such as " Downloaded numpy".
 
 uv downloads in parallel, and prints nothing about files smaller than 1 MB.
 """
@@ -34,7 +34,7 @@ class InstallStep(str):
 
     Args:
         text: text shown to the user.
-        share: complete share of the planned bytes, between 0 and 1; None if nothing is downloaded.
+        share: downloaded fraction of the planned bytes; None if the step downloads nothing.
     """
 
     share: float | None
@@ -47,7 +47,7 @@ class InstallStep(str):
 
 @dataclass
 class Downloads:
-    """Downloads that are complete, out of those planned.
+    """Progress of the planned downloads.
 
     Args:
         sizes: bytes of each package by canonical name. Packages of unknown size do not count.
@@ -61,8 +61,8 @@ class Downloads:
         """Process one line of the installer.
 
         Returns:
-            The share that is complete, or None if the line is not about downloads or no sizes are
-                known.
+            The downloaded fraction, or None if the line is not about downloads or no sizes are
+            known.
         """
         if started := PIP_DOWNLOAD.match(line):
             self._complete.add(self._current)
@@ -127,7 +127,12 @@ class InstallProgress:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def feed(self, line: str) -> None:
-        """Process one line of the script's output."""
+        """Process one line of the script's output.
+
+        Lines that begin with `MARK` are events of install.sh itself: ``step`` begins a step,
+        ``command`` names its command, ``instead`` precedes a fallback, ``runs`` gives the path of
+        the new interpreter, and ``failed`` or ``done`` ends the script.
+        """
         if not line.startswith(MARK):
             # Not a line of the script itself: an installer or another program printed it.
             text = self._masked(line).rstrip()

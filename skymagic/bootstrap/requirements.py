@@ -193,7 +193,7 @@ def notebook(name: str) -> InstalledDistribution | None:
 def pinned(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
     """Pin requirements without a version to the notebook's version, if it has one.
 
-    All other requirements stay as they are.
+    All other requirements stay unchanged.
 
     Args:
         requirements: requirements as pip accepts them, including extras, markers, URLs and paths.
@@ -323,7 +323,7 @@ RANK_DEPENDENCIES = {
 """skymagic's dependencies that ranks need.
 
 A new environment gets the notebook's own versions, because notebook and ranks talk to each other.
-An interpreter that is used as it is may have any version in these bounds.
+An interpreter that is used unchanged may have any version in these bounds.
 """
 
 TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")

@@ -14,7 +14,7 @@ from skymagic.wire import agent as wire
 
 T = TypeVar("T")
 TIMEOUT = 20.0
-"""Seconds that a node has to send each megabyte of a log."""
+"""Seconds to wait for each megabyte of a log."""
 
 
 def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
@@ -32,7 +32,7 @@ def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
 
 
 def output_since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
-    """Return a rank's log from byte `start` on and where it ends.
+    """Return a rank's log from byte `start`, and the offset of its end.
 
     Wait for new output up to `timeout` seconds.
     """
@@ -61,7 +61,7 @@ def pieces(
 
 
 def runs(agents: Agents, ranks: Sequence[int]) -> dict[int, int]:
-    """Return run → its cell's number in its notebook; each rank's log has its last 1,000 runs."""
+    """Return the cell number of each logged run, by run; a rank's log has its last 1,000 runs."""
     cells = {
         run: cell
         for rank in ranks
@@ -83,7 +83,7 @@ def _require_reply(agents: Agents, rank: int, reply: T | None) -> T:
 
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds that nodes have to answer; those that do not are left out."""
+"""Seconds to wait for measurements; nodes that do not answer are left out."""
 LONGEST_INTERVAL = 60.0
 """Longest interval in seconds between two measurements whose mean still counts as a current
 rate.
@@ -102,10 +102,8 @@ class Meter:
         self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[str]]
     ) -> None:
         self._agents, self._devices = agents, devices
-        self._before: dict[int, tuple[float, float]] = {}
-        """Rank → time of its last measurement (its node's clock), and its processor seconds
-        then.
-        """
+        self._previous: dict[int, tuple[float, float]] = {}
+        """By rank: time of the last measurement on its node's clock, and CPU seconds then."""
         self._lock = threading.Lock()
         self.count = 0  # number of measurements made
 
@@ -135,17 +133,17 @@ class Meter:
         for rank, usage in reply.ranks.items():
             now = reply.at, usage.cpu_seconds
             uses[rank] = RankUse(
-                rate(self._before.get(rank), now),
+                rate(self._previous.get(rank), now),
                 usage.memory,
                 reply.memory or math.nan,
                 *usage.gpu,
             )
-            self._before[rank] = now
+            self._previous[rank] = now
         return uses
 
 
 def rate(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Return the processors in use between two measurements.
+    """Return the mean number of CPUs in use between two measurements.
 
     NaN without an earlier measurement, or if the rank's process was replaced in between.
     """

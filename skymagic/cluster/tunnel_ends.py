@@ -103,7 +103,7 @@ class TunnelConnection:
             why = str(problem) or type(problem).__name__
             self.gone = isinstance(problem, HostGone)
         finally:
-            # The loop reads what has arrived to its end before it sees that the connection is over.
+            # The loop reads all data that has arrived before it sees that the connection is over.
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)
             # without a transport there is no thread that sends, which would close it
@@ -204,7 +204,7 @@ class AgentEnd:
 
 
 def how_ended(status: int, output: str) -> str:
-    """Describe an agent's end in words; "" if it ended normally."""
+    """Return a message on how an agent ended; "" if it ended normally."""
     if not status:
         return output
     # `signal_name` returns "signal 40" for a signal without a name.

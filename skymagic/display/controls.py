@@ -5,7 +5,7 @@ a button that shows what the ranks use.
 
 The line is shown first, without buttons. They appear once the front end has reported that it
 displays the line: its report arrives on the same channel as clicks will. Without widgets, or if
-their messages do not arrive, only the line is shown, and no button that does nothing.
+their messages do not arrive, only the line is shown, because its buttons would do nothing.
 
 When the run ends, text and HTML replace the widgets in the notebook. A page that was reloaded
 during the run does not see this, because it does not know earlier displays. It requests the state

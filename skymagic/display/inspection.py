@@ -138,7 +138,7 @@ def _rows(
 
 
 def _range_or_first(values: Sequence[str]) -> str:
-    """Return up to three values as they are; of more, the lowest and highest number.
+    """Return up to three values unchanged, and only the lowest and highest of more.
 
     If some are not numbers, return the first three.
     """

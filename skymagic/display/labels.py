@@ -53,7 +53,7 @@ class Labels:
         ranks: the displayed ranks; a single rank needs no label, and its text passes unchanged
             except for bars.
         put: receives finished text.
-        redraws: whether text can be redrawn, in blocks.
+        redraws: True if shown text can be redrawn; open lines are then shown in blocks.
     """
 
     def __init__(self, ranks: Sequence[int], put: Write, redraws: bool = False) -> None:
@@ -65,7 +65,7 @@ class Labels:
         self._blocks: dict[Key, LabelBlock] = {}
         """Block that shows each open line."""
         self._newest: LabelBlock | None = None
-        self._looked = 0.0
+        self._last_refresh = 0.0
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Process text of a rank's stream."""
@@ -81,18 +81,18 @@ class Labels:
         self._write(key, line.feed(text, now))
 
     def _is_bar(self, text: str) -> bool:
-        """Return True if text of a single rank is a bar, which a notebook cannot show as it is.
+        """Return True if a single rank's text is a bar that has to be redrawn.
 
-        A terminal can.
+        A terminal shows it unchanged.
         """
         return self._redraws and "\r" in text.replace("\r\n", "\n")
 
     def refresh(self) -> None:
         """Show open lines. Called often."""
         now = time.monotonic()
-        if now - self._looked < INTERVAL:
+        if now - self._last_refresh < INTERVAL:
             return
-        self._looked = now
+        self._last_refresh = now
         if self._redraws:
             for key in sorted(self._open):
                 self._show_in_block(key, self._open[key], now)

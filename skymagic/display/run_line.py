@@ -191,7 +191,7 @@ def _transfer_text(verb: str, nbytes: int, seconds: float) -> str:
 
 
 def progress_parts(progress: Progress) -> list[str]:
-    """Return percentage, time left and throughput, as far as they are known."""
+    """Return percentage, time left and throughput, each if known."""
     share, seconds_left = progress.share, progress.remaining_seconds
     parts = [f"step {progress.done:g}"] if share is None else [f"{math.floor(100 * share)}%"]
     parts += [f"{clock(seconds_left)} left"] if seconds_left is not None and share != 1 else []

@@ -1,4 +1,4 @@
-"""Changes made by a copy: the files to transfer, progress, and results and errors in words."""
+"""The files that a copy transfers, its progress, and the text of its results and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skymagic.wire import files as files_wire
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_SENTENCES = 20
-"""Most sentences of an error, and most notes, that are shown."""
+"""Maximum number of lines shown of an error, and of notes."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class CopyResult:
         node, hostname: the node.
         files: number of files transferred.
         nbytes: bytes transferred; of a large file only the missing pieces count.
-        unchanged: files that were there already.
-        removed: files of an earlier copy that were removed.
+        unchanged: number of files that were already present.
+        removed: number of files of an earlier copy that were removed.
         notes: what was skipped, and why.
     """
 
@@ -133,10 +133,10 @@ def files_to_write(
     return files_wire.Write(sorted({*difference.to_send, *difference.ask} - set(same)), same)
 
 
-def large_pieces(
+def present_pieces(
     entries: Sequence[Entry], want: Sequence[int], pieces: Iterable[tuple[int, str]]
 ) -> dict[int, str]:
-    """Return the pieces already present of large files to transfer, by number.
+    """Return the pieces that the receiver already has of large files, by file number.
 
     Small files are sent whole.
     """
@@ -148,7 +148,7 @@ def large_pieces(
     }
 
 
-def copied_summary(
+def copy_result(
     node: Node,
     entries: Sequence[Entry],
     want: Sequence[int],

@@ -17,10 +17,10 @@ from skymagic.files.changes import (
     ByteCounter,
     CopyResult,
     Progress,
-    copied_summary,
+    copy_result,
     files_error,
     files_to_write,
-    large_pieces,
+    present_pieces,
 )
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
 from skymagic.files.ignore import unignored
@@ -142,7 +142,7 @@ class NodeDownload:
         self._changes = files_to_write(difference, dict(zip(unclear, hashes, strict=True)))
         want = self._changes.to_write
         self.nbytes = sum(self._entries[number].size for number in want)
-        pieces = large_pieces(self._entries, want, difference.present)
+        pieces = present_pieces(self._entries, want, difference.present)
         self._pieces = [pieces.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> CopyResult:
@@ -173,7 +173,7 @@ class NodeDownload:
             receiver.abort()
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
-        return copied_summary(
+        return copy_result(
             self.node, self._entries, self._changes.to_write, receiver.nbytes, 0, self._found.notes
         )
 

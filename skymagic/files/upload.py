@@ -20,9 +20,9 @@ from skymagic.files.changes import (
     INCOMPLETE_COPY,
     ByteCounter,
     CopyResult,
-    copied_summary,
+    copy_result,
     files_to_write,
-    large_pieces,
+    present_pieces,
 )
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
 from skymagic.files.transfer.listing import Entry, Listing, columns_of
@@ -232,7 +232,7 @@ class Upload:
         )
         different = {client: files_to_write(reply, digests) for client, reply in replies.items()}
         pieces = {
-            client: large_pieces(self._entries, different[client].to_write, reply.present)
+            client: present_pieces(self._entries, different[client].to_write, reply.present)
             for client, reply in replies.items()
         }
         groups: dict[object, list[FileClient]] = {}
@@ -258,7 +258,7 @@ class Upload:
             reply = self._send(client, change, present[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
-            return copied_summary(
+            return copy_result(
                 client.node,
                 self._entries,
                 change.to_write,

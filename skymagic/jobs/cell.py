@@ -100,7 +100,7 @@ def lines_above_body(raw: str, body: str) -> tuple[str, ...]:
 
 
 def future_flags(flags: int) -> int:
-    """Filter the compiler flags that stand for ``from __future__ import …``."""
+    """Return only those compiler flags that ``from __future__ import …`` sets."""
     features = [getattr(__future__, name) for name in __future__.all_feature_names]
     mask: int = functools.reduce(operator.or_, (feature.compiler_flag for feature in features))
     return flags & mask
@@ -136,14 +136,13 @@ def notebook_syntax(wrong: Exception) -> list[str]:
         return []
     word = match[1]
     magic = shell.magics_manager.magics["line"].get(word)
-    is_ipythons = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
-    if is_ipythons and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
+    is_builtin_magic = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
+    if is_builtin_magic and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
         return [f"automagic works in plain cells only: write %{word}"]
     if magic is not None:
         return [
-            f"{word} is a magic or an alias of the notebook, and these do not travel: define it in "
-            "a %%sky_broadcast cell, and "
-            f"write %{word}"
+            f"{word} is a magic or an alias of the notebook, which ranks do not have: define it in "
+            f"a %%sky_broadcast cell, and write %{word}"
         ]
     if shell.autocall and callable(shell.user_ns.get(word, getattr(builtins, word, None))):
         return [f"autocall works in plain cells only: write {word}(…)"]
@@ -276,7 +275,7 @@ def _run_and_collect(
     Args:
         partly: accept the values of some ranks if the others were lost while no notebook was
             attached.
-        elapsed: seconds for which the run has been running already.
+        elapsed: seconds since the run began.
     """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
@@ -296,7 +295,7 @@ def _run_and_collect(
             if not report.succeeded and not (partly and has_only_losses(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
-            ending.gathers(sent_bytes(report))
+            ending.begin_gathering(sent_bytes(report))
             with interrupts.interruptible():
                 return collect(report, spec, pool)
         except KeyboardInterrupt:
@@ -318,7 +317,7 @@ def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
         }
         lines = profiles.write_profiles(found_profiles, number, Path.cwd())
     except OSError as problem:  # it must not hide a failure of the cell
-        lines = [f"the profile of this cell could not be kept: {problem}"]
+        lines = [f"the profile of this cell could not be saved: {problem}"]
     for line in lines:
         print_note(line)
 
@@ -428,7 +427,7 @@ class RunEnding:
     """Number of bytes to gather."""
     since: float = 0.0
 
-    def gathers(self, nbytes: int) -> None:
+    def begin_gathering(self, nbytes: int) -> None:
         """Record that the cell is over and its values are being gathered."""
         self.gathered, self.since = nbytes, time.monotonic()
         if (

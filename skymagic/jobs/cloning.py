@@ -98,7 +98,7 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
 def _copy(
     pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
 ) -> Report | LentNames:
-    """Copy the names, and return what the source has sent, or the report of a failed order."""
+    """Copy the names; return the values that the source sent, or the report of a failed order."""
     from skymagic.data.shipping.packing import bind_orders_for_lent_names
 
     shipper, specs = pool.shipper, pool.agents.specs

@@ -328,7 +328,7 @@ def _quote(path: str) -> str:
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:
-    """Return lines on what was lost in the failure."""
+    """Return lines that list the values lost in the failure."""
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []

@@ -166,7 +166,7 @@ def processor_time(thread: int | None) -> float:
 
 
 def processor_time_of_all(started: Sequence[int]) -> float:
-    """Return the processor seconds of this process and of `started`, as far as /proc has them."""
+    """Return the processor seconds of this process and of `started`, if /proc exists."""
     used = time.process_time()
     for pid in started:
         with contextlib.suppress(OSError):

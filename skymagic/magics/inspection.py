@@ -87,10 +87,9 @@ def check_nodes(name: str | None) -> Findings:
 
 QUIT_COMMANDS = ("q", "quit", "exit")
 FRAMES_GONE = (
-    "rank {rank} has no frames of that error any more: they are kept until its next "
-    "cell, or its end"
+    "rank {rank} no longer has the frames of that error: it keeps them until its next cell"
 )
-NO_INPUT = "%debug asks for commands, which this front end cannot do"
+NO_INPUT = "%debug reads commands, and this front end has no input"
 
 
 def register(shell: InteractiveShell) -> None:

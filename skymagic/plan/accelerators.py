@@ -82,7 +82,7 @@ KINDS = tuple(
 NAMES = tuple(sorted(kind.name for kind in KINDS))
 
 _VENDORS = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "GRAPHICS", "CORPORATION"}
-# Words that make a driver's name a different product from the same name without them.
+# Words that distinguish products: an RTX 4070 Ti is not an RTX 4070.
 _VARIANTS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "ADA", "BLACKWELL", "MIG", "MOBILE"}
 
 
@@ -90,7 +90,7 @@ def _spelling_key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
-# Families of EC2's machine types, which people write instead of their accelerators.
+# Families of EC2's machine types, which users may name instead of accelerators.
 _MACHINE_FAMILIES = {
     "g4dn": "T4:1",
     "g5": "A10G:1",
@@ -142,7 +142,7 @@ def canonical(name: str) -> str:
 
 
 def matches(name: str, driver_name: str) -> bool:
-    """Return True if the device with this driver name is a `name`.
+    """Return True if a device with this driver name is an accelerator called `name`.
 
     A name without a size matches every size: ``"NVIDIA A100-SXM4-80GB"`` is an A100 and an
     A100-80GB. A part of a device (MIG) and a variant (Ti, Laptop) are not the device itself.

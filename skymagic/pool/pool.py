@@ -433,7 +433,7 @@ class Pool(SharedStatus):
         )
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
-        """Return the resource usage of the ranks, as far as it is known.
+        """Return the known resource usage of the ranks.
 
         Args:
             window: seconds over which to measure the processors' utilization; 0 for the time since

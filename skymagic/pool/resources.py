@@ -162,7 +162,7 @@ def rank_specs(
 
 
 Step = tuple[str, Callable[[], object]]
-"""(name of what is released, function that releases it)"""
+"""(name of a resource, function that releases it)"""
 
 
 @dataclass(eq=False, repr=False)

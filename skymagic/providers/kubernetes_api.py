@@ -178,7 +178,7 @@ class KubernetesCluster:
         self.namespace = namespace or usual
         client = official_client().client
         self.client = api = client.ApiClient(self._configuration)
-        """The official client as it is configured."""
+        """The official client with its current configuration."""
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self._version, self._reviews = client.VersionApi(api), client.AuthorizationV1Api(api)
 

@@ -131,7 +131,7 @@ class ChildTransport:
         write_all(self._in, data)
 
     def complaint(self) -> str:
-        """Return what the agent wrote to standard error, or else how it ended.
+        """Return the agent's standard error, or a message on how it ended if that is empty.
 
         Once it runs, the agent writes to a log; standard error holds errors before its start and
         about its failure.

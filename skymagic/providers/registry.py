@@ -1,4 +1,4 @@
-"""Select a provider: as Python code, ``sky.SSH("gpu1", "gpu2")``, or by its name.
+"""Select a provider in Python code, such as ``sky.SSH("gpu1", "gpu2")``, or by its name.
 
 Providers are loaded on use.
 """

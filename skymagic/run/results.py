@@ -225,7 +225,7 @@ def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] =
                 below=tuple(below),
             ),
         )
-    # An attribute of this name that the exception brought from its rank stays.
+    # Keep an attribute of this name that the exception had on its rank.
     vars(error).setdefault("failures", tuple(failures))
     object.__setattr__(error, "__cause__", cause.exception)  # works for frozen dataclasses too
     return error

@@ -385,7 +385,7 @@ class SignsOfLife:
         Args:
             usage: state and CPU time of each rank's main thread, as its agent reports it; None if
                 unknown.
-            joining: reports of the ranks' control threads, as far as they answer.
+            joining: reports of the ranks' control threads that answer.
         """
         reports = {rank: joining.get(rank) or Joining(False, False) for rank in usage}
         for rank, thread in usage.items():

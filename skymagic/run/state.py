@@ -177,7 +177,7 @@ class Report:
     lagged: str = ""
     """Description of the ranks that were behind others."""
     incomplete: bool = False
-    """Some output was omitted from what the notebook shows."""
+    """The notebook does not show all of the output."""
 
     @property
     def succeeded(self) -> bool:
@@ -187,7 +187,7 @@ class Report:
         )
 
     def unfinished(self) -> list[int]:
-        """List the ranks whose cell has not ended, as far as is known."""
+        """List the ranks whose cell is not known to have ended."""
         return [
             number
             for number, rank in self.ranks.items()

@@ -46,7 +46,7 @@ class Interruption:
     """Notice passed to a hook.
 
     Attributes:
-        reason: the reason in words.
+        reason: text for the user.
         ranks: ranks that will be lost.
         mine: True if this rank is among them.
         at: time of the interruption in seconds since 1970; None if unknown.
@@ -182,7 +182,7 @@ def _remove() -> None:
 
 
 def notify(notice: Interruption) -> None:
-    """Have the hook called, now or when one is set. May be called on any thread of a rank.
+    """Queue a notice, and call the hook now or once one is set. Safe on any thread of a rank.
 
     Slurm sends a signal to all processes of a job: a notice for a signal that both the agent and
     this process received is handled only once.
@@ -222,7 +222,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
-    reason = f"{signal.Signals(number).name} has come"
+    reason = f"{signal.Signals(number).name} received"
     if reason == _state.last_notice:  # already reported by the agent, which is ending
         return
     _state.unfinished += 1

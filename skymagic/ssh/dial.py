@@ -33,7 +33,7 @@ CONCURRENT_LOGINS = 8
 class ConnectCancelled(BaseException):
     """The connect was cancelled.
 
-    It is a BaseException, so that it ends its thread past every ``except Exception``.
+    This is a BaseException, so that no ``except Exception`` keeps its thread alive.
     """
 
 
@@ -99,7 +99,7 @@ def connect_tcp(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket
     """Return a connected socket; all addresses of the name are tried.
 
     Raises:
-        HostError: no address could be connected to; with the reason.
+        HostError: no address accepts a connection; the message gives the reason.
     """
     problem: OSError | None = None
     addresses = _addresses(endpoint)

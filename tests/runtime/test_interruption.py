@@ -102,7 +102,7 @@ def test_signals_of_slurm_count_and_a_forked_process_does_as_it_would_have() -> 
         print(os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM)
         on_interruption(None)
         print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
-    """) == ["SIGUSR1 has come (3,) None", "SIGTERM has come (3,) None", "True", "True"]
+    """) == ["SIGUSR1 received (3,) None", "SIGTERM received (3,) None", "True", "True"]
 
 
 def test_outside_a_rank_it_is_said_that_nothing_is_called(golden: Golden) -> None:

@@ -57,7 +57,7 @@ _EARLIER = "an earlier text"
 
 
 class ImportedTexts:
-    """Texts that the notebook's modules were imported from, as far as they are known."""
+    """Source texts of the notebook's imported modules, if known."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Any, str]] = {}

@@ -1,4 +1,4 @@
-"""Names that a cell needs from the notebook, names that those need in turn, and cell sources."""
+"""Find the names that a cell needs, directly or through their values, and the source of cells."""
 
 from __future__ import annotations
 import __future__
@@ -23,7 +23,7 @@ from skymagic.data.capture.numbering import numbers_by_file
 
 @dataclass(frozen=True)
 class CellNames:
-    """Names of a cell, as far as they are known before it runs."""
+    """Names of a cell that are known before it runs."""
 
     loads: frozenset[str] = frozenset()
     """Names taken from outside: loaded where the cell may not have defined them."""
@@ -38,15 +38,15 @@ class CellNames:
     attributes: frozenset[str] = frozenset()
     """Every attribute name in the cell; shows the submodules that it reaches through a package."""
     hints: frozenset[str] = frozenset()
-    """Names in annotations that are not evaluated: types with these names travel if they can."""
+    """Names in annotations that are not evaluated: types with these names are sent if possible."""
     probes: frozenset[str] = frozenset()
-    """Names that it looks up in the namespace (`globals()["x"]`, `"x" in globals()`): they travel
-    if they can.
+    """Names that it looks up in the namespace (`globals()["x"]`, `"x" in globals()`): they are sent
+    if possible.
     """
     scripts: tuple[Script, ...] = ()
     """Files that the cell runs with `%run`."""
-    runs: bool = True
-    """True if the cell does anything, so that functions it does not name may run."""
+    has_effect: bool = True
+    """False for a cell without effect, which calls no function at all."""
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +108,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         hints=frozenset(hints - flow.loads - flow.stores),
         scripts=tuple(flow.scripts),
         probes=frozenset(keys - flow.loads),
-        runs=not all(isinstance(statement, ast.Pass) for statement in tree.body),
+        has_effect=not all(isinstance(statement, ast.Pass) for statement in tree.body),
     )
 
 
@@ -184,7 +184,7 @@ def is_interactive_name(name: str, value: object) -> bool:
         return True
     if name not in _SHELL_FUNCTIONS:
         return False
-    # IPython's own `open` says that it is of `io`: it wraps that one
+    # IPython's `open` wraps that of `io`, and has its `__module__`
     globals_ = getattr(value, "__globals__", {})
     module = (
         globals_.get("__name__") or getattr(value, "__module__", None) or type(value).__module__

@@ -49,8 +49,8 @@ class StoreClients:
         self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: (
             None
         )
-        """Called on the clients' threads with a node's number and its server's messages about
-        values; with None when the connection is lost.
+        """Called on the clients' threads with a node's number and a message about values from its
+        server; with None when the connection is lost.
         """
         self._notify = notify
         self._retry_timeout = retry_timeout
@@ -63,7 +63,7 @@ class StoreClients:
         return set(range(len(self.all))) - self.lost
 
     def connected(self) -> list[int]:
-        """Return the nodes that can be sent to."""
+        """Return the nodes that are connected and not lost."""
         return [
             client.node_index
             for client in self.all

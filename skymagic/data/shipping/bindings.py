@@ -233,7 +233,7 @@ class Bindings:
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
-        """Return the names that the rank holds, as far as the notebook knows."""
+        """Return the names that the rank is known to hold."""
         state = self._ranks[rank]
         return frozenset(state.fingerprints) | state.rebound
 

@@ -315,7 +315,7 @@ def rebuild_order(
         active: for each unit, True if it may run code of the notebook.
         uses: maps each name to the names that its code uses, including names that do not travel.
     """
-    # `sorted` is stable: units of which none reaches more keep their order.
+    # `sorted` is stable: units that reach equally many names keep their order.
     return sorted(
         range(len(units)),
         key=lambda index: len(_reachable_names(units[index], uses)) if active[index] else 0,

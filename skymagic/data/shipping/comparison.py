@@ -276,7 +276,7 @@ class Comparison:
             visited |= new
             pending += sorted(new)
         # Functions on the ranks may run by themselves, as hooks do, whenever a cell does anything.
-        if request.names.runs and not request.fresh:
+        if request.names.has_effect and not request.fresh:
             uses_rank_objects = any(
                 self._bindings.has_rebound(rank, name)
                 for rank in request.ranks

@@ -292,7 +292,7 @@ class Shipper(Unpacking):
             self.comparison.gathered(types)
 
     def names(self) -> frozenset[str]:
-        """Return the names that the ranks hold, as far as the notebook knows."""
+        """Return the names that the ranks are known to hold."""
         with self._lock:
             ranks = self.bindings.recorded_ranks()
             return frozenset(

@@ -169,7 +169,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
         if block is not None:
-            # The memory travels as a common block, of which this remains a view.
+            # The memory is sent as one common block, and this array remains a view of it.
             return _view, (block, *description, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         # In the order of memory, so that this needs no copy.

@@ -1,9 +1,9 @@
 """torch modules with computed parameters: parametrizations, pruning, weight and spectral norm.
 
-`torch.nn.utils.parametrize` gives each such module its own class, which refuses to be pickled. Here
-the original class travels with the module's state, and the other side creates that special class
-again. The older functions (`weight_norm`, `spectral_norm`, `prune`) keep their last result as a
-plain attribute that is part of a computation. The other side computes it again, as their hook does
+`torch.nn.utils.parametrize` gives each such module its own class, which cannot be pickled. So the
+original class is sent with the module's state, and the receiver creates the special class again.
+The older functions (`weight_norm`, `spectral_norm`, `prune`) keep their last result as a plain
+attribute that belongs to an autograd graph. The receiver recomputes it, as the module's hook does
 before each forward pass.
 """
 
@@ -77,7 +77,7 @@ def recompute(module: Any, computed: Mapping[str, object]) -> None:
     torch = sys.modules["torch"]
     hook: Any
     for name, hook in computed.items():
-        # The result must be part of a computation even if the caller disabled gradients.
+        # The result must be in an autograd graph even if the caller disabled gradients.
         with torch.enable_grad():
             if hasattr(hook, "apply_mask"):
                 value = hook.apply_mask(module)

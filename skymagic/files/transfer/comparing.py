@@ -173,7 +173,7 @@ class FolderComparison:
 
 
 def os_error_text(path: str, problem: OSError) -> str:
-    """Describe an OSError in words, with the link if one is in the way."""
+    """Return the message of an OSError, and name the link that caused it, if any."""
     if isinstance(problem, LinkInTheWay):
         return str(problem)
     return f"{path}: it is a link" if problem.errno == errno.ELOOP else error_text(path, problem)

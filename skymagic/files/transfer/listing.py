@@ -360,7 +360,7 @@ def _mode(state: os.stat_result) -> int:
 
 
 def error_text(path: str, problem: OSError) -> str:
-    """Describe an OSError in words."""
+    """Return a readable message for an OSError."""
     texts = {
         FileNotFoundError: "no such file or folder",
         PermissionError: "no permission",

@@ -470,7 +470,7 @@ class Agent:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit on open files as far as the system allows.
+    """Raise the limit on open files to the maximum that the system allows.
 
     Each rank needs some in the agent, and child processes inherit the limit.
     """

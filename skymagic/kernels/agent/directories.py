@@ -94,7 +94,7 @@ def _is_abandoned(path: Path) -> bool:
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return False
-        # other users can write to /tmp too: do not follow a link that one of them has put there
+        # other users can write to /tmp too: do not follow their links
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False

@@ -283,7 +283,7 @@ def end_all() -> None:
                 time.sleep(TRACKER_POLL)
                 os.waitpid(-1, os.WNOHANG)
             else:
-                # what is left asks to be kept, or belongs to another user
+                # the remaining processes asked to be kept, or belong to another user
                 return
 
 

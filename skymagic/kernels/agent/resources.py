@@ -182,7 +182,7 @@ class Gpus:
 def _measure_gpu(nvml: Any, device: str) -> tuple[float, float, float] | None:
     """Measure one GPU, given by its UUID or by its index on this machine.
 
-    Returns None if it does not answer, as partitions of a GPU do not.
+    Returns None if it does not answer. Partitions of a GPU never do.
     """
     try:
         by_number = device.isdigit()
@@ -203,7 +203,7 @@ def _measure_gpu(nvml: Any, device: str) -> tuple[float, float, float] | None:
 
 MIB = 1 << 20
 IN_USE_BYTES = 256 * MIB
-"""Bytes in use above which a GPU is taken to be in use; a driver alone uses less."""
+"""A GPU with more bytes in use than this counts as in use; a driver alone uses less."""
 
 
 def oom_kills() -> int:

@@ -1,6 +1,7 @@
 """This rank's GPU as torch uses it: errors are attributed to cells, and failed cells free memory.
 
-This module never imports torch and never initializes CUDA: it only looks at what a cell has done.
+This module never imports torch and never initializes CUDA: it only inspects state that a cell has
+created.
 """
 
 from __future__ import annotations

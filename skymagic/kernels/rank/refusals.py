@@ -119,7 +119,7 @@ def _refuse_launcher(
     """Refuse calls of a module's launcher.
 
     Args:
-        many: returns from the arguments the name of what it would launch, "" for a call to let
+        many: returns the name of the launcher from its arguments, or "" for a call to let
             through.
     """
     launch = getattr(module, name)

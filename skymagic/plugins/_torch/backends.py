@@ -1,6 +1,6 @@
 """Choose the backend of the default group. All functions are pure.
 
-Ranks post what they compute on, and rank 0 decides for all, including which backend of a composite
+Ranks post their devices, and rank 0 decides for all, including which backend of a composite
 one serves which device::
 
     rank R   its hardware (`RankHardware`) ─▶ store ─▶ rank 0: `choose` ─▶ store

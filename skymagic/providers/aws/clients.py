@@ -31,7 +31,7 @@ RETRY_SECONDS: Mapping[str, float] = {
 }
 """Retry budget in seconds of pauses, by kind of error.
 
-Nothing else is retried. A lack of capacity never is, because another zone is tried at once instead.
+Other errors are not retried. If capacity is missing, another zone is tried at once.
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
@@ -277,9 +277,9 @@ FILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "confi
 
 
 def is_set_up(settings: CloudSettings) -> bool:
-    """Return True if AWS may be used without being named.
+    """Return True if ``--provider auto`` may choose AWS.
 
-    That is the case if it is configured here, or the user has made settings for it.
+    That is the case if AWS is configured on this machine, or in the user's settings.
     """
     return is_configured() or settings != CloudSettings()
 

@@ -38,7 +38,7 @@ now.
 
 @dataclass
 class RegionLaunches:
-    """Resources created in a region, as far as EC2 has answered."""
+    """Resources in a region whose creation EC2 has confirmed."""
 
     instances: set[str] = field(default_factory=set)
     """IDs of instances."""
@@ -259,7 +259,7 @@ class Lease:
         The first interrupt is raised after the release, a second one at once.
 
         Args:
-            exact: True if the machines existed until now, as far as known.
+            exact: True if the machines are known to have existed until now.
 
         Raises:
             CloudError: something could not be released; names it, and when it ends at the latest.

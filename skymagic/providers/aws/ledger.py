@@ -54,7 +54,7 @@ class Rent:
     """Distinguishes machines of a launch that ended before the others."""
 
     def seconds(self, now: float) -> float:
-        """Return how long the machines have existed, at most."""
+        """Return the maximum time that the machines have existed, in seconds."""
         return max(0.0, (min(now, self.bound) if self.ended is None else self.ended) - self.started)
 
     def may_run(self, now: float) -> bool:
@@ -117,14 +117,10 @@ def mark_lost(job: str, count: int) -> None:
     for entry in all_rents():
         if entry.job != job or entry.ended is not None or not count:
             continue
-        ended, parts = (
-            min(count, entry.machines),
-            [
-                other.part
-                for other in all_rents()
-                if (other.job, other.number) == (job, entry.number)
-            ],
-        )
+        ended = min(count, entry.machines)
+        parts = [
+            other.part for other in all_rents() if (other.job, other.number) == (job, entry.number)
+        ]
         if ended == entry.machines:
             write(replace(entry, ended=now))
         else:
