@@ -271,7 +271,9 @@ def plain(frame: FrameType, cells: Mapping[str, int | str]) -> StackFrame:
     Args:
         cells: numbers of cells by their file names.
     """
-    file, line = frame.f_code.co_filename, frame.f_lineno
+    # Some instructions belong to no line, and an interrupt may arrive at one of them: `f_lineno` is
+    # None then.
+    file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
     name = frame.f_code.co_name
     if file not in cells and is_library(file):
         return StackFrame(name, line, file, is_library=True)
