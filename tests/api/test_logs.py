@@ -131,9 +131,7 @@ def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
     assert notebook.finish(following).lines == ["whole", "half"]
 
 
-def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_follow_shows_a_waiting_run_once_it_begins(golden: Golden, notebook: Notebook) -> None:
     gate = notebook.folder / "before"
     os.mkfifo(gate)
     notebook.run(
@@ -148,7 +146,7 @@ def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(
     assert notebook.finish(following).lines == ["begun"]
 
 
-def test_what_stays_of_a_pool_that_has_ended(golden: Golden, notebook: Notebook) -> None:
+def test_ended_pool_keeps_logs_and_costs(golden: Golden, notebook: Notebook) -> None:
     first, _ = numbers(notebook)
     job = notebook.value("pool.job_id")
     notebook.run("%sky_down")

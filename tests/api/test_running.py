@@ -66,7 +66,7 @@ def listing(*pools: RemotePool, hosts: str = "gpu1,gpu2", **unreached: str) -> P
         ({"busy_since": NOW - 60, "max_lifetime": 14_400.0}, "a cell runs for 1m; ends in 1h"),
     ],
 )
-def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
+def test_state_of_a_node(values: dict[str, Any], said: str) -> None:
     assert node(**values).state == said
 
 
@@ -121,7 +121,7 @@ def test_status_for_programs() -> None:
     }  # fmt: skip
 
 
-def test_which_pool_is_meant(golden: Golden) -> None:
+def test_selection_of_a_pool_is_unambiguous(golden: Golden) -> None:
     one, other = pool(node(0)), pool(node(0, "lab-0000ffff"))
     assert RemotePools((one,)).select(None) == (one,)
     assert RemotePools((one, other)).select("lab-0000ffff") == (other,)

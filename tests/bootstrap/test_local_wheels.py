@@ -39,7 +39,7 @@ def read(path: str, name: str) -> str:
 
 
 def test_a_wheel_is_built_once_for_each_state_of_its_source(shelf: Shelf) -> None:
-    """Also of a state that was there before; a damaged one is made anew, and nothing is left in the source."""
+    """Also for an earlier state; a damaged wheel is rebuilt, and the source stays clean."""
     project = shelf.editable("tiny-own", "1.0", {"tinyown.py": "state = 1\n"})
     before = sorted(project.rglob("*"))
     builds, told = shelf.builds("tiny-own"), list[str]()
@@ -64,8 +64,8 @@ def test_a_wheel_is_built_once_for_each_state_of_its_source(shelf: Shelf) -> Non
     assert sorted(project.rglob("*")) == before
 
 
-def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
-    """But code is, where it lies among what git knows: a version that a build writes."""
+def test_ignored_files_are_not_sources(tmp_path: Path) -> None:
+    """Except code in a tracked folder, such as a generated version file."""
     for file in (
         "pkg/__init__.py",
         "pkg/_version.py",
@@ -97,8 +97,8 @@ def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
         '{"url": "file:///gone/tiny_other-2.0-py3-none-any.whl", "archive_info": {}}',
     ],
 )
-def test_what_is_installed_is_packed_again(shelf: Shelf, origin: str) -> None:
-    """Whatever has become of its source: a folder, a repository, a file."""
+def test_installed_files_are_packed_into_a_wheel(shelf: Shelf, origin: str) -> None:
+    """No matter what happened to their source: a folder, a repository or a file."""
     shelf.add(
         "tiny-other", "2.0", {"tinyother/__init__.py": "here = True\n", "tinyother/data.txt": "d"}
     )
@@ -114,7 +114,7 @@ def test_what_is_installed_is_packed_again(shelf: Shelf, origin: str) -> None:
     assert local_wheel("tiny-other").digest != made.digest
 
 
-def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
+def test_failed_build_shows_its_last_lines(shelf: Shelf) -> None:
     project = shelf.editable("tiny-own", "1.0", {"tinyown.py": ""})
     shelf.editable("tiny-gone", "1.0", {"tinygone.py": ""})
     (shelf.folder / "projects/tiny-gone/pyproject.toml").unlink()
@@ -129,8 +129,8 @@ def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
     assert not list(wheels.wheel_cache().glob("*/.*"))
 
 
-def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
-    """And no index is asked for them; an environment is named by what they are, and not by their content."""
+def test_own_distributions_are_found_as_dependencies(shelf: Shelf) -> None:
+    """No index is asked for them, and an environment's name contains their names, not their content."""
     shelf.editable("tiny-own", "1.0", {"tinyown.py": ""}, ["packaging"])
     shelf.editable("tiny-base", "1.0", {"tinybase.py": ""}, ["tiny-own"])
     here = notebook("tiny-base")
@@ -208,7 +208,7 @@ def test_a_wheel_of_another_platform_is_refused_by_name(
     assert all(sentence.startswith("tiny-fast 1 (from /src/fast) ") for sentence in said)
 
 
-def test_there_is_no_wheel_of_what_lost_its_files(shelf: Shelf) -> None:
+def test_no_wheel_if_installed_files_are_missing(shelf: Shelf) -> None:
     shelf.add("tiny-other", "2.0", {"tinyother.py": ""})
     (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(
         '{"url": "file:///gone", "dir_info": {}}'

@@ -14,7 +14,7 @@ from tests.lab.pools import borrowed
 notebook = borrowed("--ranks 2")
 
 
-def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
+def test_batched_output_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
         "from skymagic.display.live import DisplayData, show, batched_output, write\n"
         "with batched_output():\n"
@@ -29,7 +29,7 @@ def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     assert shown.stdout == "after it\napart\n"
 
 
-def test_what_was_written_counts_as_shown_a_while_later() -> None:
+def test_written_output_counts_as_shown_after_a_while() -> None:
     marks: list[tuple[int, int]] = []
     settling = Settling(lambda rank, seq: marks.append((rank, seq)))
     for rank, seq, now in (0, 1, 0.0), (1, 5, 0.0), (0, 2, 0.5), (0, 3, 1.9):

@@ -50,7 +50,7 @@ def test_a_name_stands_for_a_distribution(imported: str, found: list[str]) -> No
 
 
 @pytest.mark.parametrize("imported", ["google", "nowhere", "nowhere.at.all"])
-def test_a_name_that_nobody_knows(imported: str) -> None:
+def test_unknown_name_is_refused(imported: str) -> None:
     assert distributions([imported], HERE) == ([], {imported})
 
 
@@ -64,7 +64,7 @@ def test_a_name_that_nobody_knows(imported: str) -> None:
         ({}, ["sklearn"], False, ""),  # from elsewhere: conda, PYTHONPATH
     ],
 )
-def test_what_a_node_lacks(
+def test_missing_and_different_versions_of_a_node(
     versions: dict[str, str], modules: list[str], missing: bool, other: str
 ) -> None:
     node = Environment(versions, dict.fromkeys(modules, ()))
@@ -147,7 +147,7 @@ def test_files_are_those_of_the_record(tmp_path: Path) -> None:
     assert installed._top_level_names(odd) == {"one", "alone"}
 
 
-def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_environment_lists_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders' names tell the same versions as the distributions' own files, whose descriptions are read of none: each takes 2 ms."""
     parsed = []
     plain = vars(metadata.Distribution)["metadata"].fget

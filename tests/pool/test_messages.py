@@ -20,7 +20,7 @@ from tests.lab.golden import Golden
         ((0, 1), 2, "%sky_restart tries to reach them again"),
     ],
 )
-def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
+def test_suggestion_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
     assert suggest_without_ranks(lost, world_size).startswith(told)
 
 
@@ -31,7 +31,7 @@ def test_each_way_without_some_ranks_is_a_sentence(golden: Golden) -> None:
     golden(suggestions_without_ranks((1,), 2, replaced=True))
 
 
-def test_what_becomes_of_variables(golden: Golden) -> None:
+def test_resize_reports_the_fate_of_variables(golden: Golden) -> None:
     golden(variables_then(1, 2, []))
     golden(variables_then(4, 2, []))
 

@@ -43,7 +43,7 @@ def read(submission: Submission) -> list[tuple[int, str, int]]:
     return events
 
 
-def test_text_of_a_stream_that_has_come_is_one() -> None:
+def test_consecutive_text_of_a_stream_is_joined() -> None:
     submission = Submission([0, 1])
     for seq in range(1, 4):
         shown(submission, 0, f"step {seq}\n", seq)
@@ -58,7 +58,7 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_announced_stays_by_itself() -> None:
+def test_announced_output_is_not_joined() -> None:
     submission = Submission([0])
     shown(submission, 0, "seen?\n", 1, maybe_seen=True)
     shown(submission, 0, "new\n", 2)
@@ -66,7 +66,7 @@ def test_what_is_announced_stays_by_itself() -> None:
     assert read(submission) == [(0, "seen?\n", 1), (0, "new\n", 2), (0, "seen?\n", 3)]
 
 
-def test_what_may_have_been_seen_is_announced_once() -> None:
+def test_possibly_seen_output_is_announced_once() -> None:
     repeated = Repeated({0: 3})
     come = [OutputText(0, "stdout", f"{seq}\n", seq=seq) for seq in range(1, 5)]
     assert [repeated.take(output) for output in come[:2]] == [[], []]
@@ -76,7 +76,7 @@ def test_what_may_have_been_seen_is_announced_once() -> None:
     assert repeated.take(other) == [other], "nothing of this rank is in doubt"
 
 
-def test_what_follows_a_gap_is_not_in_doubt() -> None:
+def test_output_after_a_gap_is_not_doubtful() -> None:
     repeated = Repeated({0: 3})
     numbers = OutputMetrics(0, (), seq=1)
     picture = OutputDisplay(0, "display_data", {"data": {}}, seq=2)
@@ -85,7 +85,7 @@ def test_what_follows_a_gap_is_not_in_doubt() -> None:
     assert repeated.take(after) == [numbers, replace(picture, maybe_seen=True), after]
 
 
-def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:
+def test_flood_is_joined_in_pieces_and_nothing_is_lost() -> None:
     submission, piece = Submission([0]), "x" * (JOINED_CHARS // 2)
     for seq in range(1, 6):
         shown(submission, 0, piece, seq)

@@ -87,7 +87,7 @@ def test_an_agent_that_is_ended_has_hooks_called_first(
 
 
 def test_the_end_of_a_whole_job(notebook: Notebook, tmp_path: Path) -> None:
-    """``scancel``, or the end of its time: the notebook is gone too, and each hook runs once all the same."""
+    """By ``scancel`` or at the time limit: the notebook is gone too, and each hook still runs once."""
     notebook.run("%sky_pool lab --ranks 2")
     at_work(notebook)
     # an agent that hears it much later than its notebook has ended by then
