@@ -41,9 +41,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Named, because on a node this file is run as a text. Log what happened in a session, and never a
-# key, a proof, a command or its output.
-logger = logging.getLogger("skymagic.wire.sealed")
+# Log what happened in a session, and never a key, a proof, a command or its output.
+logger = logging.getLogger(__name__)  # "__main__" on a node
 
 MARK = b"\nskymagic-tls-1\n"
 NO_TLS = 99
@@ -71,7 +70,7 @@ ABANDONED_TIMEOUT = 5.0
 """Seconds that a shell may take to end by itself once the notebook is gone."""
 LOG_NAME = "channel.log"
 """Log of a node's sessions in the folder of its holder, if `SKYMAGIC_LOG` is set on the node."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s pid=%(process)d"
+LOG_FORMAT = "%(asctime)s %(levelname)s wire.sealed: %(message)s pid=%(process)d"
 
 
 def home_key(job: str) -> str:
