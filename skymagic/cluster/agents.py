@@ -19,7 +19,7 @@ from skymagic.wire.processes import status_words
 logger = logging.getLogger(__name__)
 
 RequestResult = wire.Output | wire.OrderFinished | wire.RequestUnknown
-"""What an agent sends about a request."""
+"""Messages of an agent about a request."""
 
 REVIVE_TIMEOUT = 30.0
 """Seconds that restarted nodes have until their new agents report; the old agents may have to end

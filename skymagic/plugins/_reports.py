@@ -35,7 +35,7 @@ def report_progress(
 ) -> None:
     """Report a library's progress.
 
-    Values that cannot be reported are left out, because the training must go on.
+    Values that cannot be reported are left out, because the training must continue.
     """
     reportable = {
         str(name): value for name, value in (numbers or {}).items() if name not in RESERVED

@@ -190,14 +190,18 @@ class Packages:
         return [agents.nodes[index].name for index in sorted(pending.values())]
 
     def _provide(
-        self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
+        self, distributions: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
     ) -> None:
         lacking = {
-            index: [distribution for distribution in found if lacks(distribution, environment)]
+            index: [
+                distribution for distribution in distributions if lacks(distribution, environment)
+            ]
             for index, environment in sorted(self._nodes.items())
         }
         wheels = self._wheels(
-            found, {index for index, distributions in lacking.items() if distributions}, screen
+            distributions,
+            {index for index, distributions in lacking.items() if distributions},
+            screen,
         )
         missing = {
             index for index, distributions in lacking.items() if distributions or wheels[index]
@@ -228,7 +232,7 @@ class Packages:
             )
         if self._status.defaults.packages == "ask":
             raise PackagesError(
-                install_question(needed or found, names),
+                install_question(needed or distributions, names),
                 code="packages-missing",
                 names=names,
             )
@@ -251,7 +255,7 @@ class Packages:
             )
         screen.status(f"[{message} {time.monotonic() - started:.1f} s]", last=True)
         # Python does not load a module again; the ranks' objects keep their old classes.
-        for distribution in found:
+        for distribution in distributions:
             if (
                 distribution.key in own_wheels
                 and distribution.module.partition(".")[0] in self._imported

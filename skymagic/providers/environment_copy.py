@@ -317,7 +317,7 @@ class CopyChain:
         if before is not None:
             request |= {
                 "upstream": before.address,
-                "target": link.place,
+                "target": link.upload_folder,
                 "source": self._group[0].facts.folder,
             }
         return _answer(link.process, request)
@@ -347,7 +347,7 @@ class _Link:
     target: HostPlan
     address: tuple[str, int]
     process: Process
-    place: str
+    upload_folder: str
 
 
 class _Job:

@@ -80,7 +80,7 @@ class Local:
     def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
         """Return one node: a single agent serves all ranks on this machine."""
         if isinstance(survey, Detached):
-            return [survey.here.node(f"{job_id}-0", run)]
+            return [survey.machine.node(f"{job_id}-0", run)]
         return [
             Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)
         ]
@@ -90,7 +90,7 @@ class Local:
     ) -> tuple[Survey, Sequence[Node]]:
         """Return this machine for a pool that another notebook created here with ``--detach``."""
         survey = Detached(plan, LocalMachine(accesses[0]))
-        return survey, [survey.here.node(accesses[0].daemon, run)]
+        return survey, [survey.machine.node(accesses[0].daemon, run)]
 
 
 class ChildTransport:
@@ -381,12 +381,12 @@ class Detached(Survey):
     Owns the tunnels to the agents: the one here, and those from the head to other nodes.
     """
 
-    here: LocalMachine = field(default_factory=LocalMachine)
+    machine: LocalMachine = field(default_factory=LocalMachine)
     tunnels: tuple[AgentTunnel, ...] = ()
 
     def close(self) -> None:
         """End all agents and tunnels. Twice is safe."""
-        self.here.close()
+        self.machine.close()
         for tunnel in self.tunnels:
             tunnel.close()
 

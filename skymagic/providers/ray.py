@@ -88,7 +88,7 @@ class PlacedNode:
 
 @dataclass(frozen=True)
 class DriverAnswer:
-    """One answer of the process that is connected to Ray; the request determines its fields.
+    """Answer of the process that is connected to Ray; the request determines its fields.
 
     Attributes:
         error: why the request was refused; "" if it was not.

@@ -348,16 +348,16 @@ def is_standing_still(before: Stacks, now: Stacks, working: float) -> bool:
         working: seconds of CPU time that count as work.
     """
 
-    def same(one: Stack | None, two: Stack | None) -> bool:
-        if one is None or two is None:
-            return one is two
-        if (one.frames, one.collectives) != (two.frames, two.collectives):
+    def same(first: Stack | None, second: Stack | None) -> bool:
+        if first is None or second is None:
+            return first is second
+        if (first.frames, first.collectives) != (second.frames, second.collectives):
             return False
-        if is_in_collective(two):  # it may poll, so its CPU time does not count
+        if is_in_collective(second):  # it may poll, so its CPU time does not count
             return True
-        if (one.processes, one.io) != (two.processes, two.io):
+        if (first.processes, first.io) != (second.processes, second.io):
             return False
-        return two.cpu - one.cpu < working
+        return second.cpu - first.cpu < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
 

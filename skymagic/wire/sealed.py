@@ -105,7 +105,7 @@ def parse_message(data: bytes) -> dict[str, str]:
 
 
 class SealedStream:
-    """One end of a TLS session whose records pass through two functions.
+    """End of a TLS session whose records pass through two functions.
 
     One thread may read while others write.
 

@@ -49,12 +49,12 @@ class CodeNames:
     """Names that are stored as `global`."""
 
 
-_known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
+_names_by_code: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
 
 
 def code_names(code: types.CodeType) -> CodeNames:
     """Return the names in a code object and in the code nested in it."""
-    names = _known.get(code)
+    names = _names_by_code.get(code)
     if names is None:
         loads, stores, imports, module = set(), set(), set(), ""
         required: set[str] = set()
@@ -83,7 +83,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         ]
         # String constants may be arguments of calls that expand names.
         texts = [constant for constant in code.co_consts if isinstance(constant, str)]
-        names = _known[code] = CodeNames(
+        names = _names_by_code[code] = CodeNames(
             frozenset(loads).union(
                 mentioned_names(code.co_names, texts), *(nested.loads for nested in inner)
             )

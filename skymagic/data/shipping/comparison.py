@@ -429,9 +429,9 @@ class Comparison:
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that no longer exist in the notebook."""
-        known = self._fingerprints.known
-        for name in [name for name in known if name not in namespace]:
-            del known[name]
+        fingerprints = self._fingerprints.known
+        for name in [name for name in fingerprints if name not in namespace]:
+            del fingerprints[name]
 
     def _identify(self, request: ShippingRequest, needs: Needs) -> None:
         """Set all fingerprints, except for values that no rank can have, or that always travel."""

@@ -122,15 +122,17 @@ class SentLinks:
             regions = pickling.storages(contents.pickled)
             by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
             for key, number in contents.numbers.items():
-                place = sent.location(number)
-                if place is None or place.ref in state.lost:
+                location = sent.location(number)
+                if location is None or location.ref in state.lost:
                     continue
-                pickle_links.objects.setdefault(key, place.ref)
+                pickle_links.objects.setdefault(key, location.ref)
                 if key in by_object:
                     # A storage may have travelled only in part.
                     handle, region = by_object[key]
-                    start = region.start + place.shift
-                    length = region.stop - region.start if place.length is None else place.length
+                    start = region.start + location.shift
+                    length = (
+                        region.stop - region.start if location.length is None else location.length
+                    )
                     pickle_links.memory.storages.setdefault(
                         handle, MemoryRegion(region.stands, start, start + length)
                     )

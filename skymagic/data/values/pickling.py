@@ -43,7 +43,7 @@ from skymagic.data.values.pickled import (
     travels_by_value,
 )
 from skymagic.data.values.pickler import ValuePickler, pickler_for
-from skymagic.data.values.rebuild import here
+from skymagic.data.values.rebuild import current_context
 from skymagic.data.values.shards import REFUSED, Shards
 
 _PAUSES = threading.Lock()
@@ -59,11 +59,11 @@ def to_processes(*, same_files: bool) -> Iterator[None]:
     Args:
         same_files: True if they do.
     """
-    before, here.same_files = here.same_files, same_files
+    before, current_context.same_files = current_context.same_files, same_files
     try:
         yield
     finally:
-        here.same_files = before
+        current_context.same_files = before
 
 
 @contextmanager
@@ -165,10 +165,10 @@ def loads(
     # Buffers that come directly from a `Pickled` may still be on a device.
     on_host = [buffer.read() if isinstance(buffer, DeviceBytes) else buffer for buffer in buffers]
     # Restored at the end, because calls may be nested.
-    before, here.namespace = here.namespace, namespace
-    lent, here.lent = here.lent, []
-    weak, here.weak = here.weak, []
-    here.class_hash = _class_hash
+    before, current_context.namespace = current_context.namespace, namespace
+    lent, current_context.lent = current_context.lent, []
+    weak, current_context.weak = current_context.weak, []
+    current_context.class_hash = _class_hash
     try:
         # Objects in very large pickles have no numbers; see `LISTED`.
         if sum(map(len, header)) > LISTED:
@@ -178,16 +178,16 @@ def loads(
         else:
             value = _load(header, on_host, links, memo)
         # Everything is rebuilt now, so members that only these lists refer to are orphans.
-        if here.weak:
+        if current_context.weak:
             rebuild.hold(numbered=memo is not None)
         return value
     finally:
-        here.weak = weak
-        for name, value in here.lent:
+        current_context.weak = weak
+        for name, value in current_context.lent:
             # Unless the code that was run meanwhile has bound the name to something else.
             if namespace.get(name) is value:
                 del namespace[name]
-        here.namespace, here.lent = before, lent
+        current_context.namespace, current_context.lent = before, lent
 
 
 def _load(

@@ -222,8 +222,10 @@ _SENTINEL = re.compile(
     "sentinel|missing|undefined|unset|nothing|not_?given|no_?value|no_?default", re.IGNORECASE
 )
 """Matches names of classes whose instances stand for "no value"."""
-_places: weakref.WeakKeyDictionary[type, tuple[int, dict[int, tuple[types.ModuleType, str]]]]
-_places = weakref.WeakKeyDictionary()
+_global_instances: weakref.WeakKeyDictionary[
+    type, tuple[int, dict[int, tuple[types.ModuleType, str]]]
+]
+_global_instances = weakref.WeakKeyDictionary()
 """Per class: the number of loaded modules, and its instances with the global names they have."""
 
 
@@ -269,7 +271,7 @@ def _named_instances(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
 
     For `object` itself, search all modules.
     """
-    count, names_by_id = _places.get(kind, (0, {}))
+    count, names_by_id = _global_instances.get(kind, (0, {}))
     # Valid until another module is imported.
     if count == len(sys.modules):
         return names_by_id
@@ -287,7 +289,7 @@ def _named_instances(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
         for name, value in list(vars(module).items()):
             if type(value) is kind:
                 names_by_id.setdefault(id(value), (module, name))
-    _places[kind] = len(sys.modules), names_by_id
+    _global_instances[kind] = len(sys.modules), names_by_id
     return names_by_id
 
 

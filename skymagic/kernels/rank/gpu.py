@@ -117,11 +117,11 @@ def _is_cuda_error(torch: Any, problem: BaseException | None) -> bool:
 def _memory_owners(cuda: Any, variables: Mapping[str, Any]) -> str:
     free, total = cuda.mem_get_info()
     tensors, reserved = cuda.memory_allocated(), cuda.memory_reserved()
-    others = max(total - free - reserved, 0)
+    other_bytes = max(total - free - reserved, 0)
     text = (
         f"of this GPU's {_gb(total)}, this rank's tensors have {_gb(tensors)}, "
         f"torch keeps {_gb(reserved - tensors)} for more, "
-        f"other processes and CUDA itself have {_gb(others)}, {_gb(free)} are free"
+        f"other processes and CUDA itself have {_gb(other_bytes)}, {_gb(free)} are free"
     )
     sizes = {
         name: size

@@ -237,7 +237,7 @@ class MainThreadSample:
         switches: how often it has gone to sleep so far; None without /proc.
     """
 
-    place: tuple[int, int]
+    position: tuple[int, int]
     cpu: float
     asleep: bool
     switches: int | None
@@ -304,7 +304,7 @@ def waits_in_native_code() -> bool:
         if (
             first is None
             or last is None
-            or first.place != last.place
+            or first.position != last.position
             or not (first.asleep and last.asleep)
         ):
             return False

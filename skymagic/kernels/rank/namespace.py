@@ -76,7 +76,7 @@ class RankNamespace:
         self.held = ObjectTable()
         self.reads = CodeReads(variables)
         # functions that are rebuilt from sent values count as code of this rank
-        rebuild.here.function_made = self.reads.add
+        rebuild.current_context.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
         self._before = NameSnapshot()
         """The names at the start of the cell."""

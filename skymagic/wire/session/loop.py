@@ -207,7 +207,7 @@ ACK_FRAMES = 32
 
 
 class SessionLoop:
-    """One end of a session. Everything happens on the thread that calls `step`.
+    """End of a session. Everything happens on the thread that calls `step`.
 
     Args:
         session: sequence numbers, and the frames that are not acknowledged yet.
