@@ -222,7 +222,7 @@ MUTATIONS = (
     Mutation(
         "cloned values overwritten",
         "jobs/cloning.py",
-        "    shipper.cloned(lent.names, source, ranks)\n",
+        "    shipper.record_clone(lent.names, source, ranks)\n",
         "",
         "a rank keeps the values that were cloned to it",
         (VARIABLES,),
@@ -387,7 +387,7 @@ MUTATIONS = (
     Mutation(
         "collective of some ranks hangs",
         "plugins/_torch/guard.py",
-        "        if not info.everyone():\n            arguments = signature.bind_partial(*args",
+        "        if not info.all_ranks_take_part():\n            arguments = signature.bind_partial(*args",
         "        if False:\n            arguments = signature.bind_partial(*args",
         "a collective that cannot end is explained",
         (FRAMEWORKS,),

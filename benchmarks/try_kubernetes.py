@@ -126,7 +126,7 @@ def lose(cluster: KubernetesCluster, pool: sky.Compute) -> str:
         if one["metadata"]["labels"][kubernetes_api.USER] == kubernetes_api.user()
     )
     pods, _ = cluster.pods(f"{kubernetes_api.JOB}={job['metadata']['labels'][kubernetes_api.JOB]}")
-    core = kubernetes_api.official().client.CoreV1Api(cluster.client)
+    core = kubernetes_api.official_client().client.CoreV1Api(cluster.client)
     core.delete_namespaced_pod(pods[1]["metadata"]["name"], cluster.namespace)
     try:
         silence(300.0) @ pool

@@ -53,8 +53,11 @@ _EXPORTS = {
     "stdout": "runtime.info:stdout",
 }
 
-_SECOND_NAMES = {"ComputePool", "compute"}
-"""Skyward's names of `Compute` and `function`; they work, but are not offered by completion."""
+_SKYWARD_NAMES = {"ComputePool", "compute"}
+"""Names that the library Skyward has for `Compute` and `function`.
+
+They work, but completion does not offer them.
+"""
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_EXPORTS]
 
 
@@ -73,7 +76,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__} - _SECOND_NAMES)
+    return sorted({*__all__} - _SKYWARD_NAMES)
 
 
 def _version() -> str:

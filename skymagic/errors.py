@@ -309,7 +309,7 @@ class RankError(RunError):
     heading: str
     below: tuple[str, ...]
     _report: RankReport
-    """All of these, even if the exception has attributes of the same names."""
+    """The attributes above, even if the exception has attributes of the same names."""
     _shown_notes: int
     """Number of notes that are not shown under the traceback: the exception's own are in it, and
     skymagic's first is above it.

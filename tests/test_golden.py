@@ -45,7 +45,7 @@ def test_tests_repeat_fewer_and_fewer_sentences() -> None:
     assert sum(map(len, found.values())) <= MOST_PROSE, "python -m tests.prose lists them"
 
 
-def test_a_sentence_of_the_package_is_counted_once_and_only_where_it_is_compared() -> None:
+def test_message_is_counted_once_where_it_is_compared() -> None:
     package = prose.in_a_row("blue frogs sing loudly: hear them; for frogs in")
     test = """
 told = "blue frogs sing loudly"

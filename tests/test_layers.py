@@ -134,7 +134,7 @@ def test_the_root_can_be_drawn() -> None:
     assert len(entries) <= MOST_ENTRIES
 
 
-def test_a_folder_lists_what_is_in_it() -> None:
+def test_folder_docstring_lists_its_modules() -> None:
     """Each line of a folder's docstring names a module or a folder in it, and each of them has a line."""
 
     def inside(folder: Path) -> set[str]:
@@ -170,7 +170,7 @@ def test_lower_knows_nothing_of_higher() -> None:
 
 
 def test_processes_are_named_in_one_table() -> None:
-    """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
+    """Modules started in another process are named in `wire.processes` only."""
     tables = {
         PROCESSES,
         Path("__init__.py"),

@@ -16,16 +16,16 @@ VOCABULARY = ROOT / "docs" / "explanation" / "vocabulary.md"
 
 # Limits of the whole package. If a figure gets better, write its new value here; never loosen one.
 AT_MOST = {
-    "docs": 1.93,
-    "names": 0.20,
+    "docs": 1.40,
+    "names": 0.16,
     "long": 0,
     "fmt": 0,
-    "untyped": 36,
-    "definitions": 5,
+    "untyped": 34,
+    "definitions": 3,
 }
 AT_LEAST = {
     "comments": 2.84,
-    "logger": 250,
+    "logger": 260,
 }
 ADVICE = {
     "docs": "rewrite these docstrings as you would say them to a colleague: an imperative sentence "

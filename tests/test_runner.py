@@ -74,7 +74,7 @@ def test_a_tier_is_read_from_the_code(function: object, tier: Tier) -> None:
     assert Reader().tier([function])[0] is tier
 
 
-def test_what_starts_a_process_runs_other_peoples_programs_in_some_folders() -> None:
+def test_programs_run_only_in_certain_folders() -> None:
     reader = Reader()
     assert reader.tier([starts_by_a_helper], "programs")[0] is Tier.far
     assert reader.tier([starts_nothing], "programs")[0] is Tier.quick
@@ -158,10 +158,10 @@ def test_a_stray_interrupt_fails_one_test(tmp_path: Path) -> None:
     assert "no tests ran" in run_of(tmp_path, "-pno:cacheprovider")
 
 
-def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(
+def test_quick_test_with_a_process_fails_and_time_is_reported(
     tmp_path: Path,
 ) -> None:
-    """Also where the test takes the failure for an error of its own."""
+    """Also if the test catches the failure as its own error."""
     (tmp_path / "test_one.py").write_text(HIDDEN.format(starts=STARTS))
     output = run_of(tmp_path, "-p", "no:cacheprovider")
     assert "6 failed, 1 passed" in output
@@ -196,7 +196,7 @@ def test_shards_are_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "4", "a/b", ""])
-def test_what_is_no_shard(text: str) -> None:
+def test_invalid_shards_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no shard|invalid literal"):
         durations.shard(text)
 
@@ -211,7 +211,7 @@ def test_ci_runs_all_shards() -> None:
     assert wanted == [f"{number}/{len(wanted)}" for number in range(1, len(wanted) + 1)]
 
 
-def test_what_workers_took_is_added_up() -> None:
+def test_workers_times_are_summed() -> None:
     parts = [
         durations.plain({"a": Spent(1.0, 0.5, 0.1, 2, 3, 5)}),
         durations.plain({"a": Spent(2.0, 0.0, 0.0, 1, 2, 5)}),
@@ -233,7 +233,7 @@ def test_the_table_is_kept_by_whole_files() -> None:
     }
 
 
-def test_what_runs_again_in_part_replaces_no_whole_file(tmp_path: Path) -> None:
+def test_partial_rerun_keeps_golden_files(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     durations.save({"whole": Spent(9.0, tests=3, of=3), "new": Spent(1.0, tests=1, of=2)}, path)
     durations.save({"whole": Spent(1.0, tests=1, of=3)}, path)
@@ -265,7 +265,7 @@ def test_a_file_concerns_a_room_by_its_imports(tmp_path: Path, text: str, held: 
 # -- the environment -----------------------------------------------------------------------------------------------------
 
 
-def test_uv_is_told_what_pip_is_configured_with() -> None:
+def test_uv_is_configured_like_pip() -> None:
     listed = "\n".join([
         "global.index-url='https://one.example/simple'", "global.find-links='/a /b'", "global.extra-index-url='\\nfile:///c\\nfile:///d'",
         "install.index-url='https://two.example/simple'", "user.name='x'", ":env:.find-links='/e'", "global.timeout='60'",
@@ -281,7 +281,7 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
 
 
 def test_shared_memory_that_a_run_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what libraries have made there; what was there before is no news."""
+    """Also that of libraries; segments that existed before do not count."""
     for deadline in ("DEADLINE", "NEIGHBOURS_DEADLINE"):
         monkeypatch.setattr(conftest, deadline, 0.0)
     kinds = ("psm", "joblib_memmapping_folder", "sem.loky", "torch", "skymagic")
@@ -408,7 +408,7 @@ def test_a_sleep_without_a_reason_is_found(text: str, lines: list[int]) -> None:
 
 
 def test_each_sleep_of_a_test_has_its_reason() -> None:
-    """A test waits for an event; where there is none, `tests.lab.waiting.until` asks."""
+    """Tests wait for events; otherwise `tests.lab.waiting.until` polls."""
     found = {
         path.relative_to(ROOT): _sleeps_without_reason(path.read_text())
         for path in ROOT.glob("tests/**/*.py")

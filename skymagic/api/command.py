@@ -29,14 +29,12 @@ EXIT_CODES = {"done": 0, "failed": 3, "stopped": 4, "lost": 5}
 """Exit code by the notebook's final status, for ``run``, and for ``attach`` and ``logs`` of a
 notebook.
 """
-_SAVED_THERE = (
-    "the executed notebook is saved on the head: skymagic get POOL NAME.executed.ipynb FILE"
-)
+_USE_GET = "the executed notebook is saved on the head: skymagic get POOL NAME.executed.ipynb FILE"
 REMOVED = {
     "clean": "use skymagic down --clean --hosts HOSTS",
     "cost": "use skymagic status --cost",
-    "run -o": _SAVED_THERE,
-    "run --output": _SAVED_THERE,
+    "run -o": _USE_GET,
+    "run --output": _USE_GET,
     "run --workdir": "copy what the notebook imports to the pool first, with %sky_put in a cell",
 }
 """Maps removed commands and options to their replacements."""
@@ -45,7 +43,7 @@ REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if removed := _removed(argv):
+    if removed := _removed_word(argv):
         print_sanitized(f"skymagic {removed} was removed: {REMOVED[removed]}", file=sys.stderr)
         return 2
     line = _parser().parse_args(argv)
@@ -71,7 +69,7 @@ def _start_debug_log() -> None:
         debugging.start("command")
 
 
-def _removed(argv: Sequence[str]) -> str:
+def _removed_word(argv: Sequence[str]) -> str:
     """Return the first removed command or option of a command line, or ""."""
     options = [f"{argv[0]} {word.partition('=')[0]}" for word in argv[1:]]
     return next((candidate for candidate in [*argv[:1], *options] if candidate in REMOVED), "")
@@ -86,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"skymagic {skymagic.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     pools = commands.add_parser(
-        "pools", help="list pools of this machine's notebooks that outlive them"
+        "pools", help="list pools of notebooks on this machine that keep running without them"
     )
     status = commands.add_parser(
         "status", help="show your pools on hosts, on EC2, or detached on this machine"
@@ -106,8 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--provider",
             choices=["aws", "slurm", "kubernetes", "ray"],
-            help="pools you rented there, found by their tags, or jobs of a cluster, from "
-            "any machine",
+            help="look there, from any machine: for rented pools by their tags, or for jobs of a "
+            "cluster",
         )
         command.add_argument(
             "--login",
@@ -117,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--cost",
         action="store_true",
-        help="show what rented pools cost now and have cost within a month",
+        help="show what rented pools cost now, and their costs of the last month",
     )
     status.add_argument(
         "--disk", action="store_true", help="show what skymagic stores on their disks"
@@ -164,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     attach = commands.add_parser(
         "attach",
-        help="follow what a pool's ranks write, or its notebook; Ctrl-C stops neither",
+        help="follow the output of a pool's ranks or of its notebook; Ctrl-C stops neither",
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
@@ -182,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         help="set a notebook parameter, as in papermill",
     )
     run.add_argument(
-        "--take-over", action="store_true", help="take the pool away from a notebook that has it"
+        "--take-over", action="store_true", help="take the pool over from the notebook that uses it"
     )
     run.add_argument(
         "--detach", action="store_true", help="start it and return; `logs --follow` shows it later"
@@ -190,8 +188,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--detached", dest="detach", action="store_true", help=argparse.SUPPRESS)
     get = commands.add_parser("get", help="copy a file or a folder from the head of a pool")
     get.add_argument("pool", metavar="POOL", help="its name or job id")
-    get.add_argument("source", metavar="SRC", help="path there, relative to where its ranks run")
-    get.add_argument("target", metavar="DST", nargs="?", default=".", help="path here; default: .")
+    get.add_argument(
+        "source", metavar="SRC", help="path on the head, relative to the ranks' folder"
+    )
+    get.add_argument(
+        "target", metavar="DST", nargs="?", default=".", help="path on this machine; default: ."
+    )
     cancel = commands.add_parser(
         "cancel",
         aliases=["stop"],
@@ -220,7 +222,9 @@ def _pools(line: argparse.Namespace) -> int:
         print_sanitized(json.dumps({"pools": pools}))
     else:
         lines = "\n".join(map(records.record_text, listed))
-        print_sanitized(lines or "no notebook on this machine has a pool that outlives it")
+        print_sanitized(
+            lines or "no notebook on this machine has a pool that keeps running without it"
+        )
     return 0
 
 
@@ -279,14 +283,14 @@ def _down(line: argparse.Namespace) -> int:
         return 1 if problems else 0
     done = stopping.stop_in_location(request, CloudSettings(), (), _progress)
     if done is None and line.name:
-        done = stopping.stop_left(line.name, _progress)
-        done = done or stopping.stop_here(line.name, _progress)
+        done = stopping.stop_without_notebook(line.name, _progress)
+        done = done or stopping.stop_on_this_machine(line.name, _progress)
     elif done is None and line.all:
         done = stopping.terminate_all_rented(_progress)
     elif done is None:
         raise RequestError(
-            "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all "
-            "that you have rented from EC2"
+            "name a pool on this machine, say where to look (--hosts gpu1,gpu2), or end all that "
+            "you rented from EC2 (--all)"
         )
     print_sanitized(json.dumps({"done": done}) if line.json else "\n".join(done))
     return 0
@@ -307,7 +311,7 @@ def _logs(line: argparse.Namespace) -> int:
     from skymagic.plan.units import Selection
 
     if line.json and line.follow:
-        raise RequestError("--json tells what there is now: leave -f out")
+        raise RequestError("--json prints the current state once: leave -f out")
     rank = None if line.rank is None else Selection(line.rank)
     request = LogsRequest(
         rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep, debug=line.debug
@@ -350,9 +354,9 @@ def _run(line: argparse.Namespace) -> int:
         print_sanitized(json.dumps({"pool": record.name, "output": request.executed}))
     else:
         print_sanitized(
-            f"{record.notebook} is executed on pool {name!r}: `skymagic logs {name} -f` "
-            "follows it, "
-            f"`skymagic get {name} {request.executed}` fetches it",
+            f"executing {record.notebook} on pool {name!r}: follow it with "
+            f"`skymagic logs {name} -f`, and fetch the result with "
+            f"`skymagic get {name} {request.executed}`",
             file=sys.stderr,
         )
     if line.detach:

@@ -290,7 +290,7 @@ def attach(name: str, *, take_over: bool = False) -> Compute:
         RunError: the run in progress failed.
     """
     namespace = sys._getframe(1).f_globals
-    notebooks.settled(records.named(name))
+    notebooks.with_finished_job(records.named(name))
     with interrupt.deferred():
         pool, unfinished_runs = launch.attach(
             name, namespace, Defaults(), print_note, take_over=take_over

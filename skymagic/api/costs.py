@@ -80,7 +80,7 @@ def costs(
 def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
     """Return the cost of all launches of a pool; pure."""
     hours_by_rent = [rent.seconds(now) / 3600 for rent in rents]
-    running = [rent for rent in rents if rent.runs(now)]
+    running = [rent for rent in rents if rent.may_run(now)]
     is_known = all(rent.price is not None for rent in rents)
     return Cost(
         rents[0].pool,

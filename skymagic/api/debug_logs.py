@@ -41,7 +41,7 @@ def from_notebook(request: LogsRequest) -> list[str]:
     if request.pool and not registry.is_registered(request.pool):
         return from_outside(request)
     pool = registry.pool_named(request.pool, ended=True)
-    nodes = pool.agents.nodes if pool.resources.started else ()
+    nodes = pool.agents.nodes if pool.resources.has_agents else ()
     return _lines(request, pool.name, pool.job_id, nodes, here=not pool.plan.remote)
 
 

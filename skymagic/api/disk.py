@@ -16,7 +16,7 @@ from skymagic.bootstrap.running import (
 )
 from skymagic.display.text import table
 from skymagic.errors import PoolError
-from skymagic.plan.units import count, roughly, size
+from skymagic.plan.units import count, rough_duration, size
 from skymagic.providers.host_pools import ask
 
 KINDS = {
@@ -72,7 +72,11 @@ def _disk_text(host: str, disk: Disk) -> str:
 def _row(disk: Disk, item: DiskItem) -> tuple[object, ...]:
     users = disk.users(item)
     state = f"in use by {', '.join(users)}" if users else "" if item.ready else "not ready"
-    when = f"{roughly(disk.running.clock - item.used)} ago" if item.kind in ("env", "code") else ""
+    when = (
+        f"{rough_duration(disk.running.clock - item.used)} ago"
+        if item.kind in ("env", "code")
+        else ""
+    )
     return KINDS[item.kind], size(item.nbytes), when, item.contents, state
 
 
@@ -90,7 +94,7 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
     items_by_host = {host: removable(disk, every) for host, disk in disks.items()}
     if dry_run:
         return [
-            f"{host}: {_words(items)} would be removed" for host, items in items_by_host.items()
+            f"{host}: {_summary(items)} would be removed" for host, items in items_by_host.items()
         ], problems
     removed, failed = ask(
         items_by_host, lambda host: clean_script(items_by_host[host]), parse_clean
@@ -99,14 +103,14 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
     for host, deleted in removed.items():
         lines.append(
             f"{host}: "
-            f"{_words([item for item in items_by_host[host] if item.path in deleted])} removed"
+            f"{_summary([item for item in items_by_host[host] if item.path in deleted])} removed"
         )
         if remaining := [item for item in items_by_host[host] if item.path not in deleted]:
-            problems[host] = f"{_words(remaining)} could not be removed"
+            problems[host] = f"{_summary(remaining)} could not be removed"
     return lines, problems | failed
 
 
-def _words(items: Sequence[DiskItem]) -> str:
+def _summary(items: Sequence[DiskItem]) -> str:
     """Return "2 environments, values (5.1 GB)", or "nothing"."""
     kinds = [item.kind for item in items]
     envs = kinds.count("env")

@@ -76,11 +76,11 @@ def start(request: NotebookRequest) -> PoolRecord:
     except (OSError, UnicodeDecodeError) as problem:
         mistakes.append(f"{path}: {getattr(problem, 'strerror', '') or problem}")
     try:
-        record = settled(records.named(request.pool))
+        record = with_finished_job(records.named(request.pool))
         key = keys.read(record.job_id)
         if not (request.take_over or records.is_left(record)):
             raise PoolError(
-                f"{records.held_words(record)}: add --take-over",
+                f"{records.owner_message(record)}: add --take-over",
                 code="pool-held",
                 names=[record.name],
             )
@@ -128,7 +128,7 @@ def _start(
         output = f"{folder}/{request.executed}"
         order = notebook_wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
         records.write(job_record)  # must be written before the job's kernel takes the pool
-        state = _asked(nodes[0], "start", record.job_id, order=order)
+        state = _send_request(nodes[0], "start", record.job_id, order=order)
     if state.status == "refused":
         records.write(record)
         raise PoolError(
@@ -147,7 +147,7 @@ def _start(
 
 def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
     """Return the files that let the job's kernel attach to the pool from its head."""
-    content = records.packed(replace(record, process="", key=key.saved()))
+    content = records.encode(replace(record, process="", key=key.saved()))
     return {f"{record.job_id}.json": base64.b64encode(content).decode()}
 
 
@@ -180,7 +180,7 @@ def stop(name: str) -> notebook_wire.NotebookState:
     """Interrupt the job on a pool, and return its previous state. Raises as `follow` does."""
     record = records.named(name)
     with launch.machines(keys.read(record.job_id)) as nodes:
-        return _asked(nodes[0], "stop", record.job_id)
+        return _send_request(nodes[0], "stop", record.job_id)
 
 
 def get(name: str, source: str, target: str) -> str:
@@ -196,7 +196,7 @@ def get(name: str, source: str, target: str) -> str:
     return summary(copied, progress.seconds, to_nodes=False)
 
 
-def settled(record: PoolRecord) -> PoolRecord:
+def with_finished_job(record: PoolRecord) -> PoolRecord:
     """Return the record of a pool, marked as released if the job on it has ended.
 
     The state of the job is read from the head.
@@ -206,7 +206,7 @@ def settled(record: PoolRecord) -> PoolRecord:
             contextlib.suppress(SkyError, OSError),
             launch.machines(keys.read(record.job_id)) as nodes,
         ):
-            return _settle(record, _asked(nodes[0], "logs", record.job_id))
+            return _settle(record, _send_request(nodes[0], "logs", record.job_id))
     return record
 
 
@@ -237,7 +237,7 @@ def _messages(
             )
 
 
-def _asked(
+def _send_request(
     head_node: Node, *question: str, order: notebook_wire.ExecuteNotebook | None = None
 ) -> notebook_wire.NotebookState:
     """Send a request and return the job's state, which ends the reply."""

@@ -14,7 +14,7 @@ from time import time
 from skymagic import providers
 from skymagic.display.text import table
 from skymagic.plan.requests import CloudSettings
-from skymagic.plan.units import count, roughly
+from skymagic.plan.units import count, rough_duration
 from skymagic.pool import keys, records
 from skymagic.providers import PoolLocation, RemotePool, RemotePools
 
@@ -89,13 +89,13 @@ class PoolListing:
         return "\n\n".join(blocks)
 
     def _pool_text(self, pool: RemotePool, own: bool) -> str:
-        age = f" {roughly(time() - pool.started)} ago" if pool.started else ""
+        age = f" {rough_duration(time() - pool.started)} ago" if pool.started else ""
         origin = "of this notebook" if own else f"by {pool.client}" if pool.client else ""
         facts = [
             pool.where,
             pool.state,
             f"started {origin}{age}" if age and not own else origin,
-            f"ends in {roughly(pool.ends - time())} at the latest" if pool.ends else "",
+            f"ends in {rough_duration(pool.ends - time())} at the latest" if pool.ends else "",
         ]
         lines = [f"pool {pool.name!r} ({pool.job_id}): {'; '.join(filter(None, facts))}"]
         if pool.nodes:

@@ -37,7 +37,7 @@ def request_of(options: Mapping[str, object]) -> PoolRequest:
     for name in ("plugins", "pip", "secrets", "hosts"):
         value = keywords[name]
         keywords[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())
-    mistakes = _twice(keywords)
+    mistakes = _duplicate_settings(keywords)
 
     def read(name: str, reader: Callable[[Any], Any]) -> Any:
         """Apply `reader` to a keyword.
@@ -86,7 +86,7 @@ def request_of(options: Mapping[str, object]) -> PoolRequest:
     return replace(request, nodes=1)
 
 
-def _twice(options: Mapping[str, object]) -> list[str]:
+def _duplicate_settings(options: Mapping[str, object]) -> list[str]:
     """Return a mistake for each setting given under both of its names."""
     pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
     return [

@@ -15,7 +15,7 @@ from skymagic.errors import CloudError, PoolError, RequestError, SkyError
 from skymagic.plan.requests import CloudSettings
 from skymagic.pool import launch, records
 from skymagic.providers import PoolLocation, RemotePool
-from skymagic.providers.aws.clients import configured
+from skymagic.providers.aws.clients import is_configured
 
 Say = Callable[[str], None]
 """Callback that receives a line of progress."""
@@ -128,7 +128,7 @@ def _stop_pool(pool: RemotePool, location: PoolLocation, say: Say) -> str:
     return line
 
 
-def stop_here(name: str, say: Say, *, missing_ok: bool = False) -> list[str]:
+def stop_on_this_machine(name: str, say: Say, *, missing_ok: bool = False) -> list[str]:
     """End a pool on this machine by name or job id, even if another open notebook uses it.
 
     Returns:
@@ -141,7 +141,7 @@ def stop_here(name: str, say: Say, *, missing_ok: bool = False) -> list[str]:
     return _stop(PoolLocation(), name, say, missing_ok=missing_ok)
 
 
-def stop_left(name: str | None, say: Say) -> list[str]:
+def stop_without_notebook(name: str | None, say: Say) -> list[str]:
     """End a pool whose notebook is gone: rented, in a cluster or on this machine.
 
     The pool is selected by name or job id; without a name, it is the only rented one.
@@ -165,7 +165,7 @@ def stop_left(name: str | None, say: Say) -> list[str]:
         matching = [
             record
             for record in matching
-            if record.provider in records.RENTED or launch.still_runs(record)
+            if record.provider in records.RENTED or launch.is_still_running(record)
         ]
     if len(matching) > 1:
         listed = "\n".join(map(records.record_text, matching))
@@ -178,7 +178,7 @@ def stop_left(name: str | None, say: Say) -> list[str]:
         return []
     (record,) = matching
     if record.provider == "local":
-        return stop_here(record.job_id, say)
+        return stop_on_this_machine(record.job_id, say)
     pool = RemotePool(record.name, record.job_id, ", ".join(record.hosts))
     return [_stop_pool(pool, launch.location_of(record), say)]
 
@@ -231,7 +231,7 @@ def terminate_rented_if_any(say: Say, settings: CloudSettings) -> list[str]:
     Nothing is done without configured credentials. Invalid credentials are reported in a line
     instead of raised.
     """
-    if not configured():
+    if not is_configured():
         return []
     try:
         return terminate_all_rented(say, settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skymagic.bootstrap.facts import BuildOffer, HostFacts
-from skymagic.bootstrap.local_wheels import OwnWheel
+from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.plan.image import project
 from skymagic.plan.units import count, size
@@ -76,7 +76,7 @@ def _glibc(facts: HostFacts) -> int:
     return int(match[1]) if match else 17
 
 
-def misfit(file: str, facts: HostFacts, minor: str) -> str:
+def incompatibility(file: str, facts: HostFacts, minor: str) -> str:
     """Explain why a wheel does not run on a host.
 
     Args:
@@ -256,7 +256,9 @@ def questions(builds: Mapping[str, Builds]) -> str:
     for hosts in hosts_by_version.values():
         alike = zip(*(builds[host].only_cuda for host in hosts), strict=True)
         largest = [max(offers, key=lambda offer: offer.nbytes or 0) for offers in alike]
-        what = ", ".join(f"{offer.name} {offer.version} ({size_words(offer)})" for offer in largest)
+        what = ", ".join(
+            f"{offer.name} {offer.version} ({describe_size(offer)})" for offer in largest
+        )
         verb, whose = ("have", "their") if len(hosts) > 1 else ("has", "its")
         sentences.append(
             f"{', '.join(hosts)} {verb} no GPU, and {whose} indexes have only a build for CUDA "
@@ -265,13 +267,13 @@ def questions(builds: Mapping[str, Builds]) -> str:
     return "; ".join(sentences)
 
 
-def size_words(offer: BuildOffer) -> str:
+def describe_size(offer: BuildOffer) -> str:
     """Describe the size of a build's file, as far as the index reports it."""
     more = ", and the CUDA libraries that it needs" if offer.kind == "cuda" else ""
     return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
 
 
-# -- what a plan lists -----------------------------------------------------------------------------
+# -- packages of a plan ----------------------------------------------------------------------------
 
 
 UV_BYTES = 20_000_000
@@ -379,7 +381,7 @@ def shortage_of(nbytes: int, facts: HostFacts) -> str:
     )
 
 
-def _own(wheel: OwnWheel) -> Package:
+def _own(wheel: LocalWheel) -> Package:
     return Package(
         wheel.name, wheel.version, "", Path(wheel.path).stat().st_size, f"{wheel.source} here"
     )
@@ -418,7 +420,8 @@ def lines(requirements: Requirements, hosts: Mapping[str, HostFacts]) -> tuple[s
         ]:
             dependencies.setdefault(_summary(dependent), []).extend(names)
     return tuple(
-        text + _on(names, hosts) for text, names in (*requested.items(), *dependencies.items())
+        text + _host_suffix(names, hosts)
+        for text, names in (*requested.items(), *dependencies.items())
     )
 
 
@@ -442,7 +445,7 @@ def _equal_hosts(
         (
             [host for host, _ in group],
             [
-                _merged(alike)
+                _merge_descriptions(alike)
                 for alike in zip(*(host_packages for _, host_packages in group), strict=True)
             ],
         )
@@ -450,7 +453,7 @@ def _equal_hosts(
     ]
 
 
-def _merged(alike: Sequence[Package]) -> Package:
+def _merge_descriptions(alike: Sequence[Package]) -> Package:
     """Merge the descriptions that the indexes of several hosts give of one package.
 
     Take details that only some of them report, and the largest size.
@@ -479,6 +482,6 @@ def _summary(packages: Sequence[Package]) -> str:
     return f"{count(len(packages), 'package')} that these and the ranks need{total}: {shown}{more}"
 
 
-def _on(names: Sequence[str], hosts: Mapping[str, HostFacts]) -> str:
+def _host_suffix(names: Sequence[str], hosts: Mapping[str, HostFacts]) -> str:
     """Return a suffix that names the hosts, or "" if it applies to all of them."""
     return "" if set(names) == set(hosts) else f" (on {', '.join(names)})"

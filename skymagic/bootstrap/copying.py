@@ -91,15 +91,15 @@ def receive_pieces(
     secure = stack.enter_context(context(pem, server=False).wrap_socket(plain))
     stream = stack.enter_context(secure.makefile("rb", PIECE))
 
-    def exactly(nbytes: int) -> bytes:
+    def read_exactly(nbytes: int) -> bytes:
         data: bytes = stream.read(nbytes)
         if len(data) != nbytes:
             raise OSError("the stream breaks off")
         return data
 
     def frames() -> Iterator[bytes]:
-        while nbytes := int.from_bytes(exactly(4), "big"):
-            yield exactly(nbytes)
+        while nbytes := int.from_bytes(read_exactly(4), "big"):
+            yield read_exactly(nbytes)
 
     return frames()
 

@@ -98,7 +98,7 @@ class HostFacts:
         own: digest by name of the notebook's own distributions installed in it.
         sent: whether its packages were sent by the notebook.
         code: whether skymagic's code is installed.
-        packages: version by name of the required packages that an interpreter used as it is has.
+        packages: version by name of the required packages in an interpreter that is used unchanged.
     """
 
     system: str

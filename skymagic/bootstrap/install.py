@@ -28,7 +28,7 @@ class InstallPlan:
     Attributes:
         requirements: requirements that the host must satisfy.
         env: name of the environment; "" if none is created.
-        python: interpreter that creates the environment, or that is used as it is; "" to let uv
+        python: interpreter that creates the environment, or that is used unchanged; "" to let uv
             find or fetch one.
         incoming: name of the upload folder, which is removed at the end; never "".
         pip: whether `python` can create an environment with pip.

@@ -1,12 +1,11 @@
-"""Build wheels of the notebook's own distributions.
+"""Build wheels of distributions that the notebook did not install from a package index.
 
-These were installed from a folder, a repository or a file. An installer records that in
-``direct_url.json`` (PEP 610). A package index need not have such a distribution, or may have
-something else under its name.
+They were installed from a folder, a repository or a file, as ``direct_url.json`` records (PEP 610).
+A package index may not have them, or may have another project under the same name.
 
-An editable distribution is whatever its source is now: uv or pip builds a wheel in a copy of the
-source. Any other distribution is packed into a wheel again from its installed files, even if its
-source has changed since. The cache is content-addressed in both cases.
+The wheel of an editable distribution is built by uv or pip from a copy of its current source. Any
+other distribution is packed from its installed files, even if its source has changed since. Wheels
+are cached by a digest of these files.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from skymagic.plan.distributions import canonical
 from skymagic.plan.masking import masked, without_colours
 from skymagic.wire import atomic
 
-# -- where they come from --------------------------------------------------------------------------
+# -- origins and sources ---------------------------------------------------------------------------
 
 
 _DERIVED = re.compile(
@@ -46,7 +45,7 @@ _DERIVED = re.compile(
 """Folders that are not part of a source: leftovers of version control, environments and builds."""
 _COMPILED = (".pyc", ".pyo")
 _CODE = (".py", ".pyi", ".pyx", ".pxd")
-"""Suffixes of files that count even if git ignores them: generated code such as ``_version.py``."""
+"""Suffixes of files that are copied even if git ignores them: ``_version.py`` is generated."""
 GIT_TIMEOUT = 20.0
 
 
@@ -120,15 +119,15 @@ def source_files(folder: Path) -> list[str]:
 
     These are the files that git knows, or without git, everything but the leftovers of builds.
     """
-    names = _known_to_git(folder)
+    names = _files_in_git(folder)
     if names is None:
-        names = set(_walked(folder))
+        names = set(_walk_sources(folder))
     return sorted(
         path for path in names if not path.endswith(_COMPILED) and (folder / path).is_file()
     )
 
 
-def _walked(folder: Path) -> Iterator[str]:
+def _walk_sources(folder: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
@@ -139,7 +138,7 @@ def _walked(folder: Path) -> Iterator[str]:
         yield from (str(relative / name) for name in files)
 
 
-def _known_to_git(folder: Path) -> set[str] | None:
+def _files_in_git(folder: Path) -> set[str] | None:
     """Return the files that git tracks or would add, and code files that it ignores.
 
     Anything else that git ignores is left out: an ignored data folder may be large.
@@ -170,7 +169,7 @@ def _git(folder: Path, *options: str) -> set[str] | None:
     )
 
 
-# -- as wheels -------------------------------------------------------------------------------------
+# -- wheels ----------------------------------------------------------------------------------------
 
 
 BUILD_TIMEOUT = 900.0
@@ -194,7 +193,7 @@ class NoWheel(SkyError):
 
 
 @dataclass(frozen=True)
-class OwnWheel:
+class LocalWheel:
     """Wheel of a distribution that was installed from a folder, a repository or a file.
 
     Attributes:
@@ -217,7 +216,7 @@ class OwnWheel:
         return Path(self.path).name
 
 
-def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> OwnWheel:
+def local_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> LocalWheel:
     """Return the wheel of a distribution that was installed from a folder, a repository or a file.
 
     The wheel is made unless the cache has it.
@@ -234,12 +233,12 @@ def own_wheel(name: str, say: Callable[[str], None] = lambda message: None) -> O
     source = origin(distribution)
     assert source is not None
     if source.editable:
-        digest, make = _editable(distribution, source, say)
+        digest, make = _editable_build(distribution, source, say)
     else:
-        files, info, file = _installed(distribution, source)
+        files, info, file = _collect_installed_files(distribution, source)
         digest = wheel.digest(files)
         make = lambda folder: _write_wheel(folder / file, wheel.pack(files, info))  # noqa: E731
-    return OwnWheel(
+    return LocalWheel(
         canonical(name),
         distribution.version,
         str(_cached_wheel(canonical(name), digest, make)),
@@ -252,7 +251,7 @@ def _write_wheel(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-# ---------------------------------------------------------------------------------------- the cache
+# -- the cache -------------------------------------------------------------------------------------
 
 
 def user_cache() -> Path:
@@ -269,7 +268,7 @@ def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Pat
     """Return the wheel from the cache. Make it if it is missing or damaged."""
     folder = wheel_cache() / name / digest
     atomic.private_folder(folder.parent)
-    if (cached := _is_intact(folder)) is not None:
+    if (cached := _intact_wheel(folder)) is not None:
         return cached
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
         new_folder = Path(temporary) / "wheel"
@@ -277,21 +276,21 @@ def _cached_wheel(name: str, digest: str, make: Callable[[Path], object]) -> Pat
         make(new_folder)
         for built in new_folder.iterdir():
             built.chmod(0o600)  # with umask 002 the group could change what hosts install
-        if _is_intact(new_folder) is None:
+        if _intact_wheel(new_folder) is None:
             raise NoWheel(f"{name}: its build produced no wheel")
         shutil.rmtree(folder, ignore_errors=True)  # remove a damaged one
         try:
             new_folder.rename(folder)
-        except OSError:  # another notebook was faster: its wheel is as good
-            if _is_intact(folder) is None:
+        except OSError:  # another notebook has built the same wheel first
+            if _intact_wheel(folder) is None:
                 raise
     _remove_old(folder)
-    path = _is_intact(folder)
+    path = _intact_wheel(folder)
     assert path is not None
     return path
 
 
-def _is_intact(folder: Path) -> Path | None:
+def _intact_wheel(folder: Path) -> Path | None:
     for path in filter(atomic.is_private, folder.glob("*.whl")):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -313,16 +312,16 @@ def _remove_old(latest: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# ---------------------------------------------------------------------------------- installed files
+# -- installed files -------------------------------------------------------------------------------
 
 
-def _installed(
+def _collect_installed_files(
     distribution: metadata.Distribution, origin: Origin
 ) -> tuple[dict[str, bytes], str, str]:
     """Collect the installed files of a distribution for a wheel.
 
-    Programs are left out, because an installer creates those of entry points again. So are files
-    outside of the packages' folder.
+    Leaves out programs, which installers generate from entry points, and files outside of the
+    packages' folder.
 
     Returns:
         The content by file name, the name of the .dist-info folder, and the wheel's file name.
@@ -342,11 +341,11 @@ def _installed(
             f"{distribution.name} {distribution.version} is installed here from {origin}, without "
             "a list of its files: install it again"
         )
-    names = [name for name in recorded if _packed(name, info)]
+    names = [name for name in recorded if _belongs_in_wheel(name, info)]
     if missing := [name for name in names if not recorded[name].is_file()]:
         raise NoWheel(
             f"{distribution.name} {distribution.version} is installed here from {origin}, and "
-            f"{missing[0]} of it is missing: install it again"
+            f"its file {missing[0]} is missing: install it again"
         )
     labels = "-".join(".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
     return (
@@ -356,7 +355,7 @@ def _installed(
     )
 
 
-def _packed(name: str, info: str) -> bool:
+def _belongs_in_wheel(name: str, info: str) -> bool:
     outside = name.startswith(("../", "/"))
     return (
         not outside
@@ -365,10 +364,10 @@ def _packed(name: str, info: str) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------- builds
+# -- builds ----------------------------------------------------------------------------------------
 
 
-def _editable(
+def _editable_build(
     distribution: metadata.Distribution, origin: Origin, say: Callable[[str], None]
 ) -> tuple[str, Callable[[Path], object]]:
     folder = Path(origin.folder)
@@ -388,7 +387,7 @@ def _editable(
 def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None:
     """Build a wheel in a copy of the source.
 
-    A build leaves files behind, and would take the leftovers of an earlier build for sources.
+    Builds leave files behind, and the leftovers of an earlier build would be packed as sources.
     """
     with tempfile.TemporaryDirectory(prefix="skymagic-build-") as temporary:
         copy = Path(temporary) / folder.name
@@ -408,15 +407,15 @@ def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None
     last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
     raise NoWheel(
         f"no wheel could be built of {distribution.name} {distribution.version} in {folder}; "
-        f"`{_words(command, copy, folder)}` said:\n{last}"
+        f"`{_command_line(command, copy, folder)}` said:\n{last}"
     )
 
 
 def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     """Yield commands that build a wheel, best first.
 
-    The last one builds without isolation: nothing is downloaded, and the build tools that are
-    installed here must do.
+    The last one builds without isolation: it downloads nothing, and needs build tools that are
+    installed here.
     """
     uv = shutil.which("uv")
     by_uv = [
@@ -447,7 +446,7 @@ def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     yield [*(by_uv if uv is not None else by_pip), "--no-build-isolation"]
 
 
-def _words(command: Iterable[str], copy: Path, folder: Path) -> str:
+def _command_line(command: Iterable[str], copy: Path, folder: Path) -> str:
     return " ".join(command).replace(str(copy), str(folder))
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from skymagic.bootstrap.builds import misfit, shortage
+from skymagic.bootstrap.builds import incompatibility, shortage
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import unsatisfied_requirements
@@ -53,7 +53,7 @@ class InstallFailure:
         return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *output])
 
     def remedy(self, facts: HostFacts) -> str:
-        """Return what to do, as far as the last lines tell."""
+        """Return what to do, if the last lines show the cause."""
         general_advice = "Nothing was left there. Fix this, then create the pool again."
         silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
         return (advice(self, facts) or general_advice) + silent
@@ -147,14 +147,17 @@ def explain_unusable(facts: HostFacts, requirements: Requirements) -> list[str]:
     Returns:
         Sentences that say what to do; empty if nothing is in the way.
     """
-    problems = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
+    problems = [
+        *_safety(facts),
+        *(_interpreter_problems(facts, requirements) if requirements.prepared else ()),
+    ]
     if facts.code and (facts.ready or requirements.prepared):
         return problems
     room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
     short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
     return [
         *problems,
-        *(_place(facts, requirements) or short),
+        *(_folder_problems(facts, requirements) or short),
         *_python(facts, requirements),
         *_wheels(facts, requirements),
     ]
@@ -183,11 +186,11 @@ def _wheels(facts: HostFacts, requirements: Requirements) -> list[str]:
         f"{description or file} cannot be installed: {why}; build a wheel of it there, and name "
         "that with --pip"
         for file, description in wheels.items()
-        if (why := misfit(file, facts, requirements.minor))
+        if (why := incompatibility(file, facts, requirements.minor))
     ]
 
 
-def _place(facts: HostFacts, requirements: Requirements) -> list[str]:
+def _folder_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
     if not facts.folder.startswith("/"):
         return [f"its folder {facts.folder!r} is not an absolute path: {OTHER_FOLDER}"]
     if facts.refusal:
@@ -236,8 +239,8 @@ def _pythons(facts: HostFacts) -> str:
     return ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
 
 
-def _prepared(facts: HostFacts, requirements: Requirements) -> list[str]:
-    """Explain why an interpreter cannot be used as it is."""
+def _interpreter_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
+    """Explain why the interpreter that the user named cannot be used."""
     named = (
         "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have "
         "one made"

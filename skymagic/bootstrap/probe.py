@@ -36,7 +36,7 @@ for name in left.values():
     except m.PackageNotFoundError:
         pass
 """
-"""Code that an interpreter used as it is runs after `PYTHON_PROBE`, to report packages by name.
+"""Code to run after `PYTHON_PROBE` in an interpreter used unchanged; reports packages by name.
 
 Folder names answer this immediately. Importing the module that reads the metadata takes longer than
 the whole rest of the probe.

@@ -13,17 +13,19 @@ from skymagic.plan.image import project
 from skymagic.plan.masking import masked_command, without_colours
 from skymagic.wire.untrusted import sanitized
 
-PIP = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)")
-"""Matches a line of pip about a download that starts. pip downloads one file after the other.
+PIP_DOWNLOAD = re.compile(
+    r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)"
+)
+"""Matches pip's line at the start of a download. pip downloads one file after the other.
 
 For example: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)".
 """
-UV = re.compile(r"\s*Downloaded (\S+)$")
-"""Matches a line of uv about a complete download, such as " Downloaded numpy".
+UV_DOWNLOADED = re.compile(r"\s*Downloaded (\S+)$")
+"""Matches uv's line at the end of a download, such as " Downloaded numpy".
 
 uv downloads in parallel, and prints nothing about files smaller than 1 MB.
 """
-OVER = re.compile(r"\s*(?:Prepared \d|Installing collected packages)")
+DOWNLOADS_OVER = re.compile(r"\s*(?:Prepared \d|Installing collected packages)")
 """Matches a line that follows all downloads."""
 
 
@@ -32,7 +34,7 @@ class InstallStep(str):
 
     Args:
         text: text shown to the user.
-        share: complete share of the planned bytes, between 0 and 1; None if nothing is downloaded.
+        share: downloaded fraction of the planned bytes; None if the step downloads nothing.
     """
 
     share: float | None
@@ -45,35 +47,35 @@ class InstallStep(str):
 
 @dataclass
 class Downloads:
-    """Downloads that are complete, out of those planned.
+    """Progress of the planned downloads.
 
     Args:
         sizes: bytes of each package by canonical name. Packages of unknown size do not count.
     """
 
     sizes: Mapping[str, int]
-    _there: set[str] = field(default_factory=set)
+    _complete: set[str] = field(default_factory=set)
     _current: str = ""
 
     def feed(self, line: str) -> float | None:
         """Process one line of the installer.
 
         Returns:
-            The share that is complete, or None if the line is not about downloads or no sizes are
-                known.
+            The downloaded fraction, or None if the line is not about downloads or no sizes are
+            known.
         """
-        if started := PIP.match(line):
-            self._there.add(self._current)
+        if started := PIP_DOWNLOAD.match(line):
+            self._complete.add(self._current)
             self._current = project(started[1]) or ""
-        elif downloaded := UV.match(line):
-            self._there.add(project(downloaded[1]) or "")
-        elif OVER.match(line):
-            self._there.update(self.sizes)
+        elif downloaded := UV_DOWNLOADED.match(line):
+            self._complete.add(project(downloaded[1]) or "")
+        elif DOWNLOADS_OVER.match(line):
+            self._complete.update(self.sizes)
         elif not line.lstrip().startswith("Downloading "):
             return None
         total = sum(self.sizes.values())
         return (
-            sum(nbytes for name, nbytes in self.sizes.items() if name in self._there) / total
+            sum(nbytes for name, nbytes in self.sizes.items() if name in self._complete) / total
             if total
             else None
         )
@@ -116,7 +118,7 @@ class InstallProgress:
         on_python_ready: Callable[[str], None] = lambda python: None,
     ) -> None:
         self._downloads = Downloads(sizes or {})
-        self._report, self._hidden, self._words = report, hidden, say
+        self._report, self._hidden, self._say = report, hidden, say
         self._on_python_ready = on_python_ready
         self.done = False
         self._step, self._command = "starting", ""
@@ -125,13 +127,18 @@ class InstallProgress:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def feed(self, line: str) -> None:
-        """Process one line of the script's output."""
+        """Process one line of the script's output.
+
+        Lines that begin with `MARK` are events of install.sh itself: ``step`` begins a step,
+        ``command`` names its command, ``instead`` precedes a fallback, ``runs`` gives the path of
+        the new interpreter, and ``failed`` or ``done`` ends the script.
+        """
         if not line.startswith(MARK):
             # Not a line of the script itself: an installer or another program printed it.
             text = self._masked(line).rstrip()
             if text:
                 self._last.append(text)
-                self._words(text)
+                self._say(text)
             share = self._downloads.feed(text)
             if text.lstrip().startswith(SHOWN_PREFIXES):
                 self._report(InstallStep(text.strip(), share))

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.builds import misfit, packages
+from skymagic.bootstrap.builds import incompatibility, packages
 from skymagic.bootstrap.facts import HostFacts, parse
 from skymagic.bootstrap.install import (
     BEGIN,
@@ -29,7 +29,7 @@ from skymagic.bootstrap.install import (
     plan_install,
     writing,
 )
-from skymagic.bootstrap.local_wheels import OwnWheel
+from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.messages import (
     InstallFailure,
     advice,
@@ -290,7 +290,6 @@ def _files_to_upload(
 # -- more packages ---------------------------------------------------------------------------------
 
 
-# The script begins within the function `main`, which `BEGIN` opens (see `addition_script`).
 _ADD = r"""    lock
     made=$folder/env/$env
     if [ ! -w "$HOME" ]; then
@@ -337,6 +336,23 @@ find_uv() {
     return 1
 }
 """
+"""Rest of the function `main` that `BEGIN` opens, and its functions: add packages (`add`).
+
+- `addition_script` sets the variables: ``folder`` is skymagic's folder on the host, ``env`` the
+  environment's name, ``drop`` (set by `BEGIN`) the upload folder with the lists that
+  `_package_lists` writes. ``lock`` keeps other pools out, and is released when the script ends.
+- A read-only home cannot hold the caches of uv and pip, so they go to skymagic's folder.
+- At most two attempts are made: with the notebook's versions of the dependencies
+  (``versions.txt``), and without, if these do not fit together. Both keep the pins of ``kept.txt``,
+  because ranks may have imported these packages.
+- ``install`` tries uv, then pip, which reads more kinds of configuration. ``as_pip`` passes pip's
+  settings to uv; ``guard_pip`` refuses a build of torch for CUDA on a host without it.
+- uv replaces a wheel of the same version if its URL differs. pip does not, so the wheels in
+  ``renewed.txt`` are installed once more.
+- ``shown`` runs a command, prints its output and stores it for ``grep``. The status of a pipeline
+  is that of ``tee``, so the command's own status goes through a file.
+- ``own`` records the digests of the wheels in `Addition.own`, for the next comparison.
+"""
 
 
 @dataclass(frozen=True)
@@ -345,12 +361,12 @@ class Addition:
 
     Attributes:
         packages: requirements.
-        preserved: pins of what must not change there, such as ``numpy==2.1.0``.
+        preserved: pins of packages that must not change there, such as ``numpy==2.1.0``.
         preferences: the notebook's versions of the dependencies, as pins. They are used only if all
             of them can be installed together.
         files: wheels of this machine to upload.
-        own: wheels of the notebook's own distributions, those that it has from a folder, a
-            repository or a file. They are installed even if the same version is there already.
+        own: wheels of distributions that the notebook has from a folder, a repository or a file.
+            They are installed even if the environment has the same version.
         send_by_store: sends large files through the stores of the pool's nodes; None to upload them
             over the host's connection.
     """
@@ -359,7 +375,7 @@ class Addition:
     preserved: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=(), repr=False)
-    own: tuple[OwnWheel, ...] = ()
+    own: tuple[LocalWheel, ...] = ()
     send_by_store: SendByStore | None = field(default=None, repr=False, compare=False)
 
 
@@ -391,7 +407,7 @@ def add(
         for path in (*addition.files, *(Path(own_wheel.path) for own_wheel in addition.own))
     }
     for file in files:
-        if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
+        if file.endswith(".whl") and (why := incompatibility(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}", code="setup-wheel")
     wheelhouse = (
         _fetch_wheels(host, installation, addition, report) if facts.without_index else None

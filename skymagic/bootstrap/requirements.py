@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, origin, own_wheel
+from skymagic.bootstrap.local_wheels import LocalWheel, NoWheel, local_wheel, origin
 from skymagic.errors import RequestError
 from skymagic.plan.distributions import canonical
 from skymagic.plan.image import LATEST, Image, PipIndex, is_place, project
@@ -73,7 +73,7 @@ class Requirements:
     scoped: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
     backend: str = ""
     files: tuple[tuple[str, str], ...] = ()
-    own: tuple[OwnWheel, ...] = ()
+    own: tuple[LocalWheel, ...] = ()
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
@@ -193,7 +193,7 @@ def notebook(name: str) -> InstalledDistribution | None:
 def pinned(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
     """Pin requirements without a version to the notebook's version, if it has one.
 
-    All other requirements stay as they are.
+    All other requirements stay unchanged.
 
     Args:
         requirements: requirements as pip accepts them, including extras, markers, URLs and paths.
@@ -230,7 +230,7 @@ def preferred(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[s
     }
     pins = {
         name: f"{name}=={installed.public}"
-        for name, installed in _needed(waiting, lookup)
+        for name, installed in _with_dependencies(waiting, lookup)
         if not installed.own and _allowed(installed, specifiers.get(name))
     }
     return tuple(pins[name] for name in sorted(pins))
@@ -250,13 +250,13 @@ def own_names(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[s
     }
     names = {
         name
-        for name, installed in _needed(waiting, lookup)
+        for name, installed in _with_dependencies(waiting, lookup)
         if installed.own and _allowed(installed, specifiers.get(name))
     }
     return tuple(sorted(names - {"skymagic"}))
 
 
-def _needed(
+def _with_dependencies(
     waiting: list[Requirement], lookup: Lookup
 ) -> Iterator[tuple[str, InstalledDistribution]]:
     """Yield installed distributions that requirements lead to, directly or as dependencies.
@@ -323,7 +323,7 @@ RANK_DEPENDENCIES = {
 """skymagic's dependencies that ranks need.
 
 A new environment gets the notebook's own versions, because notebook and ranks talk to each other.
-An interpreter that is used as it is may have any version in these bounds.
+An interpreter that is used unchanged may have any version in these bounds.
 """
 
 TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
@@ -396,7 +396,7 @@ def requirements_of(
             if isinstance(index, str) and not TORCH_BUILD.fullmatch(index)
         ),
         backend=_backend(index for index in image.pip_indexes if isinstance(index, str)),
-        scoped=tuple(_scoped(image.pip_indexes, pinned_packages)),
+        scoped=tuple(_packages_by_index(image.pip_indexes, pinned_packages)),
         files=tuple(files),
         own=own_wheels,
         commands=tuple(commands),
@@ -409,24 +409,24 @@ def requirements_of(
 
 def _own(
     packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]
-) -> Iterator[OwnWheel]:
+) -> Iterator[LocalWheel]:
     """Yield wheels of the notebook's own distributions that `packages` need.
 
     Failed builds are appended to `mistakes`.
     """
     for name in own_names(packages):
         try:
-            yield own_wheel(name, say)
+            yield local_wheel(name, say)
         except NoWheel as problem:
             mistakes.append(str(problem))
 
 
-def _scoped(
+def _packages_by_index(
     indexes: Iterable[str | PipIndex], packages: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each index that is for certain packages, with the packages that come from there."""
     for index in indexes:
-        served = () if isinstance(index, str) else tuple(filter(index.serves, packages))
+        served = () if isinstance(index, str) else tuple(filter(index.must_provide, packages))
         if served:
             yield str(index), served
 

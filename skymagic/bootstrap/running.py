@@ -1,6 +1,6 @@
 """Render sh that manages a user's pools on a host, and parse its output.
 
-The scripts find and stop what runs, and list and remove what skymagic keeps on the disk. All
+The scripts find and stop agents, and list and remove the files that skymagic stores. All
 functions are pure. The host needs no Python, and nothing has to be known about the pools.
 """
 
@@ -14,7 +14,7 @@ from skymagic.bootstrap.shell import MARK, TELL
 from skymagic.wire import processes
 from skymagic.wire.record import ENDED, AgentRecord, read
 
-# -- what runs -------------------------------------------------------------------------------------
+# -- running agents --------------------------------------------------------------------------------
 
 
 MACHINE = r"""
@@ -171,7 +171,7 @@ def parse_lines(out: str) -> list[tuple[str, str]]:
     return [(what, text.strip()) for what, _, text in lines]
 
 
-# -- what is on the disk ---------------------------------------------------------------------------
+# -- disk use --------------------------------------------------------------------------------------
 
 
 DAY = 86_400.0

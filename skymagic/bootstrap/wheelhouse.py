@@ -55,7 +55,7 @@ def uv_for(facts: HostFacts) -> bytes:
         UvUnavailable: no uv exists for this platform, or no package index has it.
     """
     stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
-    if (cached := _cached(stem)) is not None:
+    if (cached := _read_cached(stem)) is not None:
         return cached
     program = _local_uv(facts) or _download_uv(facts)
     # 38 MB become 15 MB.
@@ -68,7 +68,7 @@ def uv_for(facts: HostFacts) -> bytes:
     return data
 
 
-def _cached(stem: str) -> bytes | None:
+def _read_cached(stem: str) -> bytes | None:
     with contextlib.suppress(OSError):
         folder = atomic.private_folder(user_cache())
         for path in folder.glob(f"{stem}.*.gz"):
@@ -255,7 +255,7 @@ def _fetch(request: WheelRequest, facts: HostFacts) -> Wheelhouse:
         tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work,
     ):
         undo.callback(folder.cleanup)
-        pins = _resolved(request, facts, Path(work))
+        pins = _resolve_pins(request, facts, Path(work))
         for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
         if for_cuda and not facts.accelerated and "torch" in map(_name, pins):
             raise NoWheels(
@@ -289,7 +289,7 @@ def _of_file(path: str) -> str:
 # --------------------------------------------------------------------------------------- resolution
 
 
-def _resolved(request: WheelRequest, facts: HostFacts, work: Path) -> list[str]:
+def _resolve_pins(request: WheelRequest, facts: HostFacts, work: Path) -> list[str]:
     """Return pins of `request` and all dependencies on the host's platform."""
     indexes = [f"--extra-index-url {url}" for url in request.indexes]
     paths = [Path(path).as_uri() for path in request.paths]

@@ -19,7 +19,7 @@ from skymagic.wire.processes import status_words
 logger = logging.getLogger(__name__)
 
 RequestResult = wire.Output | wire.OrderFinished | wire.RequestUnknown
-"""What an agent sends about a request."""
+"""Messages of an agent about a request."""
 
 REVIVE_TIMEOUT = 30.0
 """Seconds that restarted nodes have until their new agents report; the old agents may have to end
@@ -68,14 +68,14 @@ class Agents(AgentRequests):
     """
 
     def __init__(self, nodes: Sequence[Node], observer: AgentObserver) -> None:
-        super().__init__(nodes, self._received, self._link_changed)
+        super().__init__(nodes, self._on_message, self._link_changed)
         self._observer = observer
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
         self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._routes = Routes(self, self._links, self._calls)
-        self._liveness = Liveness(self._note_link, self._routes.reached, self._give_up)
+        self._liveness = Liveness(self._note_link, self._routes.is_reachable, self._give_up)
 
     @property
     def pool(self) -> str:
@@ -137,7 +137,7 @@ class Agents(AgentRequests):
             self._links.add(index, transport)
         self._wait_known(timeout, partly)
 
-    def meet(self, timeout: float) -> tuple[Node, ...]:
+    def find_addresses(self, timeout: float) -> tuple[Node, ...]:
         """Find addresses for the traffic between nodes, and return the nodes with them.
 
         Raises:
@@ -150,7 +150,7 @@ class Agents(AgentRequests):
             return self.nodes
         addresses = self._routes.find(timeout)
         self._links[0].send(wire.HeadAddress(addresses[0]))
-        self._place(addresses)
+        self._set_addresses(addresses)
         self._routes.listen(range(len(self.nodes)))
         return self.nodes
 
@@ -335,7 +335,7 @@ class Agents(AgentRequests):
                 f"the agent on {names}",
             )
             if machines:
-                self._place(self._routes.find(timeout))
+                self._set_addresses(self._routes.find(timeout))
             if 0 in back and self._node_specs[0].address is None:
                 self._links[0].send(wire.HeadAddress(self.nodes[0].address))
             self._routes.listen(back)
@@ -380,7 +380,7 @@ class Agents(AgentRequests):
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _received(self, index: int, message: wire.AgentMessage | None) -> None:
+    def _on_message(self, index: int, message: wire.AgentMessage | None) -> None:
         reason = ""
         with self._changed:
             match message:
@@ -396,11 +396,11 @@ class Agents(AgentRequests):
                 case wire.AgentFailed():
                     reason = f"{self.nodes[index].name}: {message.reason}"
                 case wire.ProbeReply():
-                    self._calls.replied(message.number, index, message)
+                    self._calls.deliver(message.number, index, message)
                 case wire.Measurement() | wire.LogReply() | wire.LoggedRuns():
-                    self._calls.replied(message.number, message.rank, message)
+                    self._calls.deliver(message.number, message.rank, message)
                 case wire.RankReply():
-                    self._calls.replied(message.number, message.rank, message.value)
+                    self._calls.deliver(message.number, message.rank, message.value)
             died = self._apply(index, message)
             self._changed.notify_all()
         if isinstance(message, wire.RendezvousKey):

@@ -127,7 +127,7 @@ class Findings:
         clock = median([node.clock_offset for node in self.nodes if not node.unreached] or [0.0])
         verdicts = []
         for index, node in enumerate(self.nodes):
-            for text in _broken(node, self.expected):
+            for text in _problems_of(node, self.expected):
                 verdicts.append(Verdict(index, text, broken=True))
             for text in [] if node.unreached else _notes_of(node, usual, clock):
                 verdicts.append(Verdict(index, text))
@@ -160,7 +160,7 @@ class Findings:
         return html_table([HEADINGS, *self.rows()])
 
 
-def _broken(node: Health, expected: int) -> list[str]:
+def _problems_of(node: Health, expected: int) -> list[str]:
     """Return the reasons why a node cannot be used."""
     if node.unreached:
         return [f"not checked: {node.unreached}"]

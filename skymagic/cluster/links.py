@@ -50,7 +50,7 @@ class PendingCalls:
         self._kept[number] = sender, replies
         return number
 
-    def replied(self, number: int, sender: int, reply: Any) -> None:
+    def deliver(self, number: int, sender: int, reply: Any) -> None:
         """Deliver a reply; it is dropped if nothing waits for it any more."""
         if (entry := self._kept.get(number)) is not None and entry[0] == sender:
             entry[1][sender] = reply
@@ -289,7 +289,7 @@ class Routes:
         reply = self._listening.get(index)
         return reply.addresses if reply is not None else {}
 
-    def reached(self, index: int) -> bool | None:
+    def is_reachable(self, index: int) -> bool | None:
         """Return True if another node reaches this one and it was not released; None if unknown."""
         if self._states.nodes[index].alive() is False:
             return False

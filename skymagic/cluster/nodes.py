@@ -142,16 +142,16 @@ class States:
         def ready() -> int:
             return sum(self.ranks[rank].ready for rank in awaited)
 
-        def settled() -> bool:
+        def all_decided() -> bool:
             return ready() == len(awaited) or any(
                 self.ranks[rank].failed or self.ranks[rank].exited for rank in awaited
             )
 
-        while not settled():  # many ranks on few cores start one after another
+        while not all_decided():  # many ranks on few cores start one after another
             before = ready()
             what = f"{len(awaited) - before} of the ranks" if before else "the ranks"
             self.wait(
-                lambda before=before: settled() or ready() > before,  # type: ignore[misc]
+                lambda before=before: all_decided() or ready() > before,  # type: ignore[misc]
                 timeout,
                 what,
             )
@@ -204,12 +204,12 @@ class States:
             )
             return settled and len({*self.started, *self.gone}) == len(self.nodes)
 
-        def hopeless() -> bool:
+        def is_hopeless() -> bool:
             return len(self.gone) == len(self.nodes) if partly else self._trouble is not None
 
         with self._changed:
-            self._changed.wait_for(lambda: known() or hopeless(), timeout)
-            if not known() or (partly and hopeless()):
+            self._changed.wait_for(lambda: known() or is_hopeless(), timeout)
+            if not known() or (partly and is_hopeless()):
                 silent = [
                     node.name
                     for node in self.nodes
@@ -217,7 +217,7 @@ class States:
                 ]
                 slow = f"{', '.join(silent) or 'the ranks'} did not answer within {timeout:.0f} s"
                 losses = "; ".join(dict.fromkeys(self.gone.values()))
-                raise ProvisionError(losses or (self._trouble if hopeless() else None) or slow)
+                raise ProvisionError(losses or (self._trouble if is_hopeless() else None) or slow)
             self._trouble = None  # left over from nodes that are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
@@ -226,7 +226,7 @@ class States:
         self.ranks = {rank: self._new_state(rank) for rank in specs}
         self._progress_at = time.monotonic()
 
-    def _place(self, addresses: Sequence[str]) -> None:
+    def _set_addresses(self, addresses: Sequence[str]) -> None:
         """Record the nodes' addresses, the head first."""
         self.nodes = tuple(
             replace(node, address=address, hostname=self.started[node.index].hostname)

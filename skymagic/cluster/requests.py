@@ -189,12 +189,12 @@ class AgentRequests(States):
         ]
         number = self._calls.number() if idle_nodes else 0
 
-        def tell(busy: bool) -> None:
+        def announce(busy: bool) -> None:
             for node in idle_nodes:
                 self._links[node].send(wire.RunElsewhere(number, busy))
 
-        tell(True)
+        announce(True)
         try:
             yield
         finally:
-            tell(False)
+            announce(False)

@@ -14,7 +14,7 @@ from skymagic.wire import agent as wire
 
 T = TypeVar("T")
 TIMEOUT = 20.0
-"""Seconds that a node has to send each megabyte of a log."""
+"""Seconds to wait for each megabyte of a log."""
 
 
 def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
@@ -25,12 +25,14 @@ def last_lines(agents: Agents, rank: int, lines: int) -> tuple[str, int]:
     Raises:
         PoolError: its node did not answer. The functions below raise it too.
     """
-    piece = _answered(agents, rank, agents.read_log(wire.ReadLog(rank, 0, lines=lines), TIMEOUT))
+    piece = _require_reply(
+        agents, rank, agents.read_log(wire.ReadLog(rank, 0, lines=lines), TIMEOUT)
+    )
     return piece.text, piece.end
 
 
 def output_since(agents: Agents, rank: int, start: int, timeout: float) -> tuple[str, int]:
-    """Return a rank's log from byte `start` on and where it ends.
+    """Return a rank's log from byte `start`, and the offset of its end.
 
     Wait for new output up to `timeout` seconds.
     """
@@ -53,22 +55,22 @@ def pieces(
     more = True
     while more:
         request = wire.ReadLog(rank, 0, run=run, start=start)
-        piece = _answered(agents, rank, agents.read_log(request, TIMEOUT))
+        piece = _require_reply(agents, rank, agents.read_log(request, TIMEOUT))
         start, more = piece.end, piece.more
         yield piece
 
 
 def runs(agents: Agents, ranks: Sequence[int]) -> dict[int, int]:
-    """Return run → its cell's number in its notebook; each rank's log has its last 1,000 runs."""
+    """Return the cell number of each logged run, by run; a rank's log has its last 1,000 runs."""
     cells = {
         run: cell
         for rank in ranks
-        for run, cell in _answered(agents, rank, agents.logged_runs(rank, TIMEOUT))
+        for run, cell in _require_reply(agents, rank, agents.logged_runs(rank, TIMEOUT))
     }
     return dict(sorted(cells.items()))
 
 
-def _answered(agents: Agents, rank: int, reply: T | None) -> T:
+def _require_reply(agents: Agents, rank: int, reply: T | None) -> T:
     if reply is None:
         host = agents.ranks[rank].hostname
         raise PoolError(
@@ -81,8 +83,8 @@ def _answered(agents: Agents, rank: int, reply: T | None) -> T:
 
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds that nodes have to answer; those that do not are left out."""
-OLDEST = 60.0
+"""Seconds to wait for measurements; nodes that do not answer are left out."""
+LONGEST_INTERVAL = 60.0
 """Longest interval in seconds between two measurements whose mean still counts as a current
 rate.
 """
@@ -100,10 +102,8 @@ class Meter:
         self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[str]]
     ) -> None:
         self._agents, self._devices = agents, devices
-        self._before: dict[int, tuple[float, float]] = {}
-        """Rank → time of its last measurement (its node's clock), and its processor seconds
-        then.
-        """
+        self._previous: dict[int, tuple[float, float]] = {}
+        """By rank: time of the last measurement on its node's clock, and CPU seconds then."""
         self._lock = threading.Lock()
         self.count = 0  # number of measurements made
 
@@ -133,20 +133,20 @@ class Meter:
         for rank, usage in reply.ranks.items():
             now = reply.at, usage.cpu_seconds
             uses[rank] = RankUse(
-                rate(self._before.get(rank), now),
+                rate(self._previous.get(rank), now),
                 usage.memory,
                 reply.memory or math.nan,
                 *usage.gpu,
             )
-            self._before[rank] = now
+            self._previous[rank] = now
         return uses
 
 
 def rate(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Return the processors in use between two measurements.
+    """Return the mean number of CPUs in use between two measurements.
 
     NaN without an earlier measurement, or if the rank's process was replaced in between.
     """
-    if before is None or not 0 < now[0] - before[0] <= OLDEST or now[1] < before[1]:
+    if before is None or not 0 < now[0] - before[0] <= LONGEST_INTERVAL or now[1] < before[1]:
         return math.nan
     return (now[1] - before[1]) / (now[0] - before[0])

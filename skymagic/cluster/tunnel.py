@@ -1,7 +1,7 @@
-"""The notebook's end of a node's session: an agent and TCP ports that survive connections.
+"""The notebook's end of the session with a node: an agent and TCP ports that survive reconnects.
 
-A tunnel is one session with a node's daemon (exactly once, by sequence numbers) over a sequence of
-connections. It reconnects, forwards ports and reports its state.
+A tunnel keeps one session with a node's daemon over many connections. Sequence numbers deliver each
+frame exactly once. The tunnel reconnects, forwards ports and reports its state.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RETRY_DELAYS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything."""
 ABSENT_TIMEOUT = 5.0
-"""Seconds to wait at the close for a node that is not connected."""
+"""Seconds that closing waits for a node that is not connected."""
 LINGER_TIMEOUT = 86400.0
 """Seconds to keep trying an unreachable node, to tell it that its pool has ended.
 
-Its own limits end it too.
+After that, only the agent's own limits end it.
 """
 LINGER_DELAY = 3.0
 """Seconds between two such attempts."""
@@ -96,7 +96,7 @@ class Tunnel:
         self.agent = AgentEnd(
             lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish
         )
-        """The transport to the node agent, for one `link.Link`."""
+        """The transport to the node's agent, for one `cluster.links.AgentLink`."""
         self._connection: TunnelConnection | None = None
         self._old_connections: list[TunnelConnection] = []
         self._replied = False  # whether the node has replied on this connection
@@ -162,26 +162,26 @@ class Tunnel:
         Its state stays "connected" unless the new connection fails.
         """
 
-        def again() -> None:
+        def move_now() -> None:
             if self._loop.attached and self._exit_deadline is None:
                 # detached first: its end must not count as a loss, which would show "reconnecting"
                 self._loop.detach_silently()
                 self._drop_connection()
                 self._open_connection()
 
-        self._post(again)
+        self._post(move_now)
 
     def retry(self) -> None:
         """Reconnect now unless connected, because the node may be back."""
 
-        def again() -> None:
+        def retry_now() -> None:
             if not self._loop.attached and not self._closed:
                 self._drop_connection()
                 self._open_connection()
 
-        self._post(again)
+        self._post(retry_now)
 
-    def wait_over(self, timeout: float) -> bool:
+    def wait_ended(self, timeout: float) -> bool:
         """Wait `timeout` seconds at most for the tunnel's thread to end; return True if it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -214,7 +214,7 @@ class Tunnel:
     # -- the thread --------------------------------------------------------------------------------
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Run a function on the tunnel's thread, unless the tunnel is over."""
+        """Run a function on the tunnel's thread, unless that has ended."""
         # Appended before the thread is woken: in the other order it could find nothing, and sleep.
         self._calls.append(call)
         # A full pipe wakes the thread anyway; a closed one means that the thread has ended.
@@ -250,14 +250,14 @@ class Tunnel:
             for listener in self._listeners:
                 listener.close()
             self._loop.close()
-            self.agent.ended(self.reason)
+            self.agent.mark_ended(self.reason)
             self._waker.close()
             self._woken.close()
 
     def _set_state(self, state: str, reason: str = "") -> None:
         changed = state != self.state
         self.state, self.reason = state, reason
-        # each attempt has a reason of its own; listeners are told of the first one only
+        # each attempt has another reason; only the first one is reported
         if changed:
             log = logger.warning if state in ("reconnecting", "lost") else logger.info
             log("tunnel is %s: reason=%s", state, reason.partition("\n")[0])
@@ -426,9 +426,7 @@ class Tunnel:
             self.agent.wait(ABSENT_TIMEOUT)
 
     def _linger(self) -> None:
-        """Continue in the background until the agent, which nothing waits for now, has been
-        stopped.
-        """
+        """Keep trying to stop the agent in the background; nothing waits for it any more."""
         if self._closed or self._exit_deadline is not None:
             return
         # The node never answered: a daemon that no notebook attaches to ends by itself.
@@ -437,10 +435,10 @@ class Tunnel:
             return
         logger.info("agent out of reach: it is ended in the background")
         self.lingering = True
-        # the pool is over: changes of this tunnel's state concern nobody
+        # the pool has ended: nobody needs to know this tunnel's state any more
         self._on_state = lambda _: None
         self._linger_deadline = time.monotonic() + LINGER_TIMEOUT
-        self.agent.ended(self.reason or "the node is out of reach")
+        self.agent.mark_ended(self.reason or "the node is out of reach")
 
     def _end(self) -> None:
         if self.state != "lost":
@@ -460,7 +458,7 @@ class AgentTunnel:
         self.takes_over = bool(secret)
         """True if the next tunnel leads to an existing agent."""
         self._tunnel: Tunnel | None = None
-        self._given_up: list[Tunnel] = []
+        self._lingering_tunnels: list[Tunnel] = []
         """Tunnels to agents that were out of reach when they had to end; each is notified later."""
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
@@ -470,10 +468,12 @@ class AgentTunnel:
         """
         self.close(linger=True)
         if self._tunnel is not None and self._tunnel.lingering:
-            self._given_up.append(self._tunnel)
+            self._lingering_tunnels.append(self._tunnel)
         takes_over, self.takes_over = self.takes_over, False
-        self._given_up = [tunnel for tunnel in self._given_up if not tunnel.wait_over(0.0)]
-        before = tuple(self._given_up)
+        self._lingering_tunnels = [
+            tunnel for tunnel in self._lingering_tunnels if not tunnel.wait_ended(0.0)
+        ]
+        before = tuple(self._lingering_tunnels)
 
         # on the connection's thread: a node that is out of reach delays its own agent only
         def connect_after_eviction() -> Transport:
@@ -506,7 +506,7 @@ class AgentTunnel:
         Args:
             linger: as in `Tunnel.close`.
         """
-        tunnels = [*self._given_up, *([self._tunnel] if self._tunnel is not None else [])]
+        tunnels = [*self._lingering_tunnels, *([self._tunnel] if self._tunnel is not None else [])]
         for tunnel in tunnels:
             tunnel.close(linger=linger)
 
@@ -523,5 +523,5 @@ def _evict(tunnels: Sequence[Tunnel]) -> None:
     for tunnel in tunnels:
         tunnel.retry()
     for tunnel in tunnels:
-        if not tunnel.wait_over(max(0.0, end - time.monotonic())):
-            raise TimeoutError("what ran there before could not be told to end")
+        if not tunnel.wait_ended(max(0.0, end - time.monotonic())):
+            raise TimeoutError("the previous agent on this node could not be stopped")

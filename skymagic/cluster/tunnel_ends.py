@@ -103,7 +103,7 @@ class TunnelConnection:
             why = str(problem) or type(problem).__name__
             self.gone = isinstance(problem, HostGone)
         finally:
-            # The loop reads what has arrived to its end before it sees that the connection is over.
+            # The loop reads all data that has arrived before it sees that the connection is over.
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)
             # without a transport there is no thread that sends, which would close it
@@ -189,7 +189,7 @@ class AgentEnd:
             self._received.append(data)
             self._changed.notify_all()
 
-    def ended(self, complaint: str) -> None:
+    def mark_ended(self, complaint: str) -> None:
         """Mark the end of the agent's output; the first reason counts."""
         # a lingering tunnel calls this twice: when it is given up, and at its thread's end
         with self._changed:
@@ -204,7 +204,7 @@ class AgentEnd:
 
 
 def how_ended(status: int, output: str) -> str:
-    """Describe an agent's end in words; "" if it ended normally."""
+    """Return a message on how an agent ended; "" if it ended normally."""
     if not status:
         return output
     # `signal_name` returns "signal 40" for a signal without a name.

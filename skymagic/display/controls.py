@@ -5,7 +5,7 @@ a button that shows what the ranks use.
 
 The line is shown first, without buttons. They appear once the front end has reported that it
 displays the line: its report arrives on the same channel as clicks will. Without widgets, or if
-their messages do not arrive, only the line is shown, and no button that does nothing.
+their messages do not arrive, only the line is shown, because its buttons would do nothing.
 
 When the run ends, text and HTML replace the widgets in the notebook. A page that was reloaded
 during the run does not see this, because it does not know earlier displays. It requests the state
@@ -58,7 +58,7 @@ STYLE = f"""<style>
 The page itself has to do this: a front end that restarts a kernel accepts nothing more from the old
 one.
 """
-MAX_ENDED = 16
+KEPT_CONTROLS = 16
 """Maximum number of ended runs whose line is kept as a widget."""
 
 
@@ -212,7 +212,7 @@ class Controls:
     def end(self, line: str) -> None:
         """Reduce the widgets to this line, for pages that still show them.
 
-        The widgets of the last `MAX_ENDED` runs are kept.
+        The widgets of the last `KEPT_CONTROLS` runs are kept.
         """
         self._release()
         self._line.value = line + STYLE  # shown again on a page that is reloaded
@@ -222,7 +222,7 @@ class Controls:
         _close([widget for widget in self._all if widget not in remaining])
         self._all = remaining
         _ended.append(self)
-        while len(_ended) > MAX_ENDED:
+        while len(_ended) > KEPT_CONTROLS:
             _ended.popleft().close()
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ def controls(line: str, actions: Actions) -> Controls | None:
 # in their order. This relies on how ipykernel reads (a ZMQStream with a callback), which is not
 # guaranteed: a button appears only after a first message has arrived.
 
-Take = Callable[[JsonObject], object]
+Receiver = Callable[[JsonObject], object]
 """Function that receives the data of a message in the widgets' protocol.
 
 The data has ``method`` and ``state`` or ``content``.
@@ -312,7 +312,7 @@ class ShellChannel:
         self._stream = kernel.shell_stream
         self._receive = self._stream._recv_callback  # private: pyzmq has no public way to read it
         """ipykernel's own handler of messages."""
-        self._takers: dict[str, Take] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._pages: dict[str, float] = {}
         """Time of the last message of each page, by the session in the message headers."""
         thread = getattr(kernel, "shell_channel_thread", None)
@@ -324,18 +324,18 @@ class ShellChannel:
         else:
             self._stream.on_recv(self._on_message, copy=False)
 
-    def add(self, comm: str, take: Take) -> None:
+    def add(self, comm: str, take: Receiver) -> None:
         """Pass messages to a comm to `take`.
 
         It is called on a thread of the kernel, which it must not block, or in `pump`.
         """
-        self._takers[comm] = take
+        self._receivers[comm] = take
 
     def remove(self, comm: str) -> None:
         """Leave the comm's messages to the kernel. Safe to call twice."""
-        self._takers.pop(comm, None)
+        self._receivers.pop(comm, None)
 
-    def heard_from_others(self, page: str, since: float) -> bool:
+    def has_other_pages(self, page: str, since: float) -> bool:
         """Return True if another page than `page` has sent a message since the time `since`.
 
         JupyterLab uses a new session each time it is opened, and requests the kernel's state
@@ -348,7 +348,7 @@ class ShellChannel:
     def pump(self) -> None:
         """Process pending messages on the main thread, if no other thread does."""
         if (
-            self._takers
+            self._receivers
             and not self.threaded
             and threading.current_thread() is threading.main_thread()
         ):
@@ -357,7 +357,7 @@ class ShellChannel:
             self._stream.flush(POLLIN)
 
     def _on_message(self, frames: list[Any]) -> Any:
-        is_handled = self._takers and self._pass_to_comm(frames)
+        is_handled = self._receivers and self._pass_to_comm(frames)
         # the result may be a coroutine, which the stream awaits
         return None if is_handled else self._receive(frames)
 
@@ -372,7 +372,7 @@ class ShellChannel:
             if message["header"]["msg_type"] != "comm_msg":
                 return False
             content = session.unpack(message["content"])
-            take = self._takers.get(content["comm_id"])
+            take = self._receivers.get(content["comm_id"])
         except Exception:  # the kernel reports what is wrong with it
             return False
         if take is None:

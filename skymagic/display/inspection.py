@@ -71,17 +71,17 @@ def _stack(stack: Stack | None) -> str:
     frames = stack.frames
     if not frames:
         return ": between lines of the cell"
-    rows = [(f"    {_where(frame)}", frame.code) for frame in shown(frames)]
+    rows = [(f"    {_position(frame)}", frame.code) for frame in frames_to_show(frames)]
     interpreter_note = f" ({text.INTERPRETER_HELD})" if stack.native else ""
     return f" {text.position(frames)}{interpreter_note}\n{text.table(rows)}"
 
 
-def shown(frames: Sequence[StackFrame]) -> list[StackFrame]:
+def frames_to_show(frames: Sequence[StackFrame]) -> list[StackFrame]:
     """Return the frames of the user's own code, and the innermost frame."""
     return [frame for frame in frames[:-1] if not frame.is_library] + [*frames[-1:]]
 
 
-def _where(frame: StackFrame) -> str:
+def _position(frame: StackFrame) -> str:
     inside = "" if frame.name == "<module>" else f" in {frame.name}"
     if frame.cell is not None:
         number = f"cell {frame.cell}, " if isinstance(frame.cell, int) else ""
@@ -138,7 +138,7 @@ def _rows(
 
 
 def _range_or_first(values: Sequence[str]) -> str:
-    """Return up to three values as they are; of more, the lowest and highest number.
+    """Return up to three values unchanged, and only the lowest and highest of more.
 
     If some are not numbers, return the first three.
     """
@@ -200,7 +200,7 @@ def _fold_rows(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
     ranks_by_row: dict[tuple[str, str], list[int]] = {}
     for kind in dict.fromkeys(kind for _, kind, _ in numbers):
         of_kind = {rank: float(value) for rank, type_name, value in numbers if type_name == kind}
-        ranks_by_row[kind, _spread(list(of_kind.values()))] = list(of_kind)
+        ranks_by_row[kind, _value_range(list(of_kind.values()))] = list(of_kind)
     for rank, kind, value in rows:
         if type(value) not in (int, float):
             ranks_by_row.setdefault((kind, short_description(value)), []).append(rank)
@@ -215,7 +215,7 @@ def _fold_rows(rows: list[tuple[int, str, Any]]) -> Iterator[Row]:
         )
 
 
-def _spread(numbers: Sequence[float]) -> str:
+def _value_range(numbers: Sequence[float]) -> str:
     comparable = [number for number in numbers if not math.isnan(number)]
     if not comparable:
         return "nan"

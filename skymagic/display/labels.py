@@ -20,7 +20,7 @@ DELAY = 0.2
 """Seconds that a line must be open before it is shown: most lines are complete sooner."""
 INTERVAL = 0.1
 """Seconds between two refreshes of open lines."""
-LONGEST = 1000
+MAX_SHOWN_CHARS = 1000
 """Maximum number of characters shown of an open line, from its end."""
 
 
@@ -53,7 +53,7 @@ class Labels:
         ranks: the displayed ranks; a single rank needs no label, and its text passes unchanged
             except for bars.
         put: receives finished text.
-        redraws: whether text can be redrawn, in blocks.
+        redraws: True if shown text can be redrawn; open lines are then shown in blocks.
     """
 
     def __init__(self, ranks: Sequence[int], put: Write, redraws: bool = False) -> None:
@@ -65,14 +65,14 @@ class Labels:
         self._blocks: dict[Key, LabelBlock] = {}
         """Block that shows each open line."""
         self._newest: LabelBlock | None = None
-        self._looked = 0.0
+        self._last_refresh = 0.0
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Process text of a rank's stream."""
         now = time.monotonic()
         key = (rank, name)
         line = self._open.get(key)
-        if not self._labelled and (line is None or line.blank) and not self._moves(text):
+        if not self._labelled and (line is None or line.blank) and not self._is_bar(text):
             self._end([key] if line is not None else [])
             self._put(name, text)
             return
@@ -80,22 +80,22 @@ class Labels:
             line = self._open[key] = OpenLine(now)
         self._write(key, line.feed(text, now))
 
-    def _moves(self, text: str) -> bool:
-        """Return True if text of a single rank is a bar, which a notebook cannot show as it is.
+    def _is_bar(self, text: str) -> bool:
+        """Return True if a single rank's text is a bar that has to be redrawn.
 
-        A terminal can.
+        A terminal shows it unchanged.
         """
         return self._redraws and "\r" in text.replace("\r\n", "\n")
 
     def refresh(self) -> None:
         """Show open lines. Called often."""
         now = time.monotonic()
-        if now - self._looked < INTERVAL:
+        if now - self._last_refresh < INTERVAL:
             return
-        self._looked = now
+        self._last_refresh = now
         if self._redraws:
             for key in sorted(self._open):
-                self._place(key, self._open[key], now)
+                self._show_in_block(key, self._open[key], now)
             for block in {id(block): block for block in self._blocks.values()}.values():
                 block.draw()
 
@@ -107,7 +107,7 @@ class Labels:
         """End open lines that are not in a block before a line of another kind."""
         self._end([key for key in self._open if key not in self._blocks])
 
-    def cleared(self) -> None:
+    def on_cleared(self) -> None:
         """Forget all blocks after the output was cleared; open lines are shown in new ones."""
         self._blocks.clear()
         self._newest = None
@@ -138,15 +138,15 @@ class Labels:
             block.ended.setdefault(key, []).append(line)
             block.draw()
 
-    def _place(self, key: Key, line: OpenLine, now: float) -> None:
+    def _show_in_block(self, key: Key, line: OpenLine, now: float) -> None:
         """Show the current text of an open line in its block."""
         text = line.text
         block = self._blocks.get(key)
         if block is None:
-            if line.blank or now - line.since < DELAY or len(text) > LONGEST:
+            if line.blank or now - line.since < DELAY or len(text) > MAX_SHOWN_CHARS:
                 return
             block = self._blocks[key] = self._block_for(key)
-        shown = text if len(text) <= LONGEST else f"…{text[-LONGEST:]}"
+        shown = text if len(text) <= MAX_SHOWN_CHARS else f"…{text[-MAX_SHOWN_CHARS:]}"
         block.open[key] = "" if line.blank else self._line(key[0], shown)
 
     def _block_for(self, key: Key) -> LabelBlock:

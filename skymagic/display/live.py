@@ -123,10 +123,10 @@ Write = Callable[[str, str], None]
 
 
 class _Collected(threading.local):
-    """Text that this thread has written within `together`.
+    """Text that this thread has written within `batched_output`.
 
     Attributes:
-        parts: (stream's name, text) of unsent pieces; None outside `together`.
+        parts: (stream's name, text) of unsent pieces; None outside `batched_output`.
     """
 
     parts: list[tuple[str, str]] | None = None
@@ -138,7 +138,7 @@ _collected = _Collected()
 def write(name: str, text: str) -> None:
     """Write text to the notebook's own standard output or error.
 
-    Within `together` it is sent in one piece with the text that follows.
+    Within `batched_output` it is sent in one piece with the text that follows.
     """
     parts = _collected.parts
     if not text:
@@ -154,7 +154,7 @@ def write(name: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def batched_output() -> Iterator[None]:
     """Send text written within the context in as few messages as there are changes of stream."""
     if _collected.parts is not None:
         yield
@@ -168,7 +168,7 @@ def together() -> Iterator[None]:
 
 
 def send_collected() -> None:
-    """Send the text collected within `together` so far.
+    """Send the text collected within `batched_output` so far.
 
     Used before output that is not stream text.
     """
@@ -231,7 +231,7 @@ class Area:
         show(self._content(data), update=self._drawn is not None)
         self._drawn = data
 
-    def again(self) -> None:
+    def show_again(self) -> None:
         """Show it again below the current output, after the cell was cleared."""
         if self._drawn is not None:
             show(self._content(self._drawn))

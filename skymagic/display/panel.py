@@ -204,7 +204,7 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
         f"<span>{_cells(node, folded)} {_bar(node.share)}"
-        f'<span style="{DIM}">{escape(_doing(node, folded))}</span></span></div>'
+        f'<span style="{DIM}">{escape(_activity(node, folded))}</span></span></div>'
         for node in nodes
     ]
 
@@ -216,7 +216,7 @@ def _cells(node: NodeView, folded: bool) -> str:
     return " ".join(_rank_cell(node, *rank) for rank in node.ranks)
 
 
-def _doing(node: NodeView, folded: bool) -> str:
+def _activity(node: NodeView, folded: bool) -> str:
     used = combined_usage_text(list(node.use.values())) if folded else ""
     return " · ".join(filter(None, (node.phase, node.step, troubled_states(node.ranks), used)))
 
@@ -365,7 +365,7 @@ def passing_step(step: str) -> StartStep:
     return StartStep(step, "starting", passing=True)
 
 
-def is_passing(line: str) -> bool:
+def is_temporary(line: str) -> bool:
     """Return True if a line is only for a display that is redrawn."""
     return isinstance(line, StartStep) and line.passing
 
@@ -387,9 +387,9 @@ class StartPanel:
         self._context = contextvars.copy_context()  # attributes the thread's drawing to this cell
         self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
 
-    def say(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         """Add a line. Safe on any thread, except for the first line, which creates the display."""
-        if not is_passing(line):
+        if not is_temporary(line):
             self._lines.append(sanitized(line))
         if isinstance(line, StartStep):
             self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
@@ -416,7 +416,7 @@ class StartPanel:
 
 
 @contextlib.contextmanager
-def shown_start(
+def start_panel(
     say: Say, view: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool
 ) -> Iterator[Say]:
     """Show a start; yields a function that receives its lines.
@@ -428,10 +428,10 @@ def shown_start(
         drawn: whether a display is wanted.
     """
     if not (drawn and is_watched()):
-        yield lambda line: None if is_passing(line) else say(line)
+        yield lambda line: None if is_temporary(line) else say(line)
         return
     display = StartPanel(view)
     try:
-        yield display.say
+        yield display.add_line
     finally:
         display.end()

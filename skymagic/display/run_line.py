@@ -171,9 +171,9 @@ def end_parts(end: RunSummary) -> list[str]:
     # if nothing was shipped, the time was spent on something with its own line, such as an
     # installation
     if end.shipped >= SHOWN_BYTES or (end.shipped and end.ship_seconds >= SHOWN_SECONDS):
-        parts.append(_moved_text("shipped", end.shipped, end.ship_seconds))
+        parts.append(_transfer_text("shipped", end.shipped, end.ship_seconds))
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
-        parts.append(_moved_text("gathered", end.gathered, end.gather_seconds))
+        parts.append(_transfer_text("gathered", end.gathered, end.gather_seconds))
     parts += [number_text(number) for number in end.numbers]
     parts += [f"results → {', '.join(f'`{name}`' for name in end.names)}"] if end.names else []
     parts += [end.lagged] if end.lagged else []
@@ -184,14 +184,14 @@ def end_parts(end: RunSummary) -> list[str]:
     )
 
 
-def _moved_text(verb: str, nbytes: int, seconds: float) -> str:
+def _transfer_text(verb: str, nbytes: int, seconds: float) -> str:
     """Return the text about bytes that were moved; a time that would be 0.0 s is left out."""
     text = f"{verb} {size(nbytes)}"
     return f"{text} in {seconds:.1f} s" if seconds >= 0.05 else text
 
 
 def progress_parts(progress: Progress) -> list[str]:
-    """Return percentage, time left and throughput, as far as they are known."""
+    """Return percentage, time left and throughput, each if known."""
     share, seconds_left = progress.share, progress.remaining_seconds
     parts = [f"step {progress.done:g}"] if share is None else [f"{math.floor(100 * share)}%"]
     parts += [f"{clock(seconds_left)} left"] if seconds_left is not None and share != 1 else []
@@ -315,7 +315,7 @@ class LiveLine:
         self.area: Area | None = None
         """Display that shows the line."""
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         """Show this text immediately, without buttons."""
         self.area = self.area or Area()
         self.area.draw(text, as_html(text))
@@ -354,7 +354,7 @@ class LiveLine:
     def end(self, text: str) -> None:
         """Replace the line by this final text."""
         self._actions = None
-        self.say(text)
+        self.show_text(text)
         if self._controls is not None and self._controls.answered:
             self._controls.end(as_html(text))
             self._controls = None
@@ -402,7 +402,7 @@ class RunView:
         return self._live and self.seconds >= self._next
 
     @property
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """True if it has a place, above all further output of the ranks."""
         return self._line.area is not None
 
@@ -411,16 +411,16 @@ class RunView:
         """True if output must wait because the line is about to appear above it."""
         open_for = time.monotonic() - self._opened
         soon = self._after <= MAX_HELD and open_for < self._after + INTERVAL
-        return self._live and soon and not self.placed
+        return self._live and soon and not self.is_placed
 
     def replaces(self, area: Area) -> None:
         """Take over the display of the line on shipping."""
         self._line.area = area
 
-    def cleared(self) -> None:
+    def on_cleared(self) -> None:
         """Restore the line with its buttons after the cell was cleared."""
         if self._line.area is not None:
-            self._line.area.again()
+            self._line.area.show_again()
 
     def draw(self, state: RunState) -> None:
         """Show this state."""
@@ -442,21 +442,21 @@ class RunView:
         """Replace the line by the final line; a short run has none."""
         if not self.shown and end.seconds < self._after:
             return
-        end = self._judged(end)
+        end = self._with_completeness(end)
         if in_notebook():
             self._line.end(end_line(end))
         elif (stream := own_stream()) is not None:
             print(end_line(end), file=stream, flush=True)
         self.shown, self._live = False, False
 
-    def _judged(self, end: RunSummary) -> RunSummary:
+    def _with_completeness(self, end: RunSummary) -> RunSummary:
         """Mark the summary as incomplete if the run's page was reopened.
 
         Output that arrived while the page was closed is on no page.
         """
         reopened = (
             controls.current_channel is not None
-            and controls.current_channel.heard_from_others(self._page, self._opened)
+            and controls.current_channel.has_other_pages(self._page, self._opened)
         )
         stopped = end.failed or end.interrupted or end.timed_out
         progress = end.progress or (self._progress if stopped else None)  # else that of a bar
@@ -477,14 +477,14 @@ class BesideView(RunView):
         self.line: LiveLine | None = None
 
     @property
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """Always True: the handle's line is above all output of the ranks."""
         return True
 
-    def cleared(self) -> None:
+    def on_cleared(self) -> None:
         """Restore the handle's line after it was cleared with the cell."""
         if self.line is not None and self.line.area is not None:
-            self.line.area.again()
+            self.line.area.show_again()
 
     def draw(self, state: RunState) -> None:
         """Store the text of this state."""
@@ -496,5 +496,5 @@ class BesideView(RunView):
     def end(self, end: RunSummary) -> None:
         """Store the final text, without the outcome, which the handle shows itself."""
         self.words = SEPARATOR.join(
-            end_parts(replace(self._judged(end), interrupted=False, failed=(), names=()))
+            end_parts(replace(self._with_completeness(end), interrupted=False, failed=(), names=()))
         )

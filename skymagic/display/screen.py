@@ -17,12 +17,12 @@ from skymagic.display.live import (
     Area,
     DisplayData,
     StatusLine,
+    batched_output,
     in_ipython,
     in_notebook,
     own_stream,
     send_collected,
     show,
-    together,
     write,
 )
 from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
@@ -143,7 +143,7 @@ class NotebookScreen(Screen):
         """Show the output that was held back."""
         outputs, self._held = self._held, []
         if outputs:
-            with together():
+            with batched_output():
                 for output in outputs:
                     output()
 
@@ -159,9 +159,9 @@ class NotebookScreen(Screen):
 
         send_collected()
         clear_output(wait=wait)
-        self._labels.cleared()
+        self._labels.on_cleared()
         if self._view is not None:
-            self._view.cleared()
+            self._view.on_cleared()
 
     def note(self, text: str) -> None:
         """Show a line by skymagic itself among the ranks' output."""
@@ -199,7 +199,7 @@ class NotebookScreen(Screen):
 
     def refresh(self) -> None:
         """Show lines that have been open for a while, and process button presses. Called often."""
-        with together():
+        with batched_output():
             self._labels.refresh()
         if self._view is not None:
             self._view.poll()
@@ -213,16 +213,16 @@ class NotebookScreen(Screen):
         current = replace(
             current, seconds=view.seconds, progress=current.progress or self._bars.progress()
         )
-        line = None if self._many or view.placed else self._bars.open_line()
+        line = None if self._many or view.is_placed else self._bars.open_line()
         if line is None:
             view.draw(current)
             self._release()
             return
         # the bar continues below the line: its old state above the line must be erased
         name, open_line = line
-        write(name, open_line.wiped())
+        write(name, open_line.erasing_text())
         view.draw(current)
-        write(name, open_line.repainted())
+        write(name, open_line.redrawing_text())
         self._release()
 
     def _before_bar(self) -> None:
@@ -243,7 +243,7 @@ class NotebookScreen(Screen):
     def finish(self) -> None:
         """Show remaining output once the run is over."""
         self._release()
-        with together():
+        with batched_output():
             self._labels.finish()
 
 

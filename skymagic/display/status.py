@@ -27,20 +27,20 @@ class Keyed(Mapping[K, V]):
 
     @property
     @abstractmethod
-    def _held(self) -> Mapping[K, Any]: ...
+    def _items(self) -> Mapping[K, Any]: ...
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._held[key]
+        value: V = self._items[key]
         return value
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._held)
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._items)
 
     def _ipython_key_completions_(self) -> list[K]:
-        return list(self._held)
+        return list(self._items)
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +56,7 @@ class Logs(Keyed[int, str]):
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def _held(self) -> Mapping[int, Sequence[str]]:
+    def _items(self) -> Mapping[int, Sequence[str]]:
         return self.lines
 
     def __getitem__(self, rank: int) -> str:
@@ -119,7 +119,7 @@ class PoolStatus(Keyed[int, RankStatus]):
     panel: str = ""
 
     @property
-    def _held(self) -> Mapping[int, RankStatus]:
+    def _items(self) -> Mapping[int, RankStatus]:
         return self.ranks
 
     @property
@@ -151,7 +151,7 @@ class PoolStatuses(Keyed[str, PoolStatus]):
     notes: tuple[str, ...] = ()
 
     @property
-    def _held(self) -> Mapping[str, PoolStatus]:
+    def _items(self) -> Mapping[str, PoolStatus]:
         return self.pools
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class OpenLine:
             elif piece == "\b":
                 self._back()
             elif piece.startswith("\x1b[") and CONTROLS.fullmatch(piece):
-                self._obey(piece)
+                self._apply_sequence(piece)
             elif piece:
                 self._write(piece)
         return ended
@@ -74,7 +74,7 @@ class OpenLine:
         if colours is not None and not self._over:
             self.text = self.text[: max(0, colours.start() - 1)] + colours[0]
 
-    def _obey(self, sequence: str) -> None:
+    def _apply_sequence(self, sequence: str) -> None:
         if sequence.endswith("m") and self._over:
             self._colours += sequence
         elif sequence.endswith("m"):
@@ -94,11 +94,11 @@ class OpenLine:
         self._begin(self.since)
         return [] if wiped or not text else [text]
 
-    def wiped(self) -> str:
+    def erasing_text(self) -> str:
         """Return the text that blanks out the line in a terminal that shows it."""
         return f"\r{' ' * len(self.text)}\r"
 
-    def repainted(self) -> str:
+    def redrawing_text(self) -> str:
         """Return the text that makes a terminal show the line, with its cursor position."""
         return self.text + "\r" * (self._over and self.redrawn)
 

@@ -159,7 +159,7 @@ def shipment(items: Sequence[Any]) -> str:
     return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
 
 
-def cloned(names: Sequence[str], nbytes: int, source: int, ranks: Sequence[int]) -> str:
+def clone_message(names: Sequence[str], nbytes: int, source: int, ranks: Sequence[int]) -> str:
     """Return a line about the variables that %sky_clone has copied."""
     return f"{', '.join(names)}: copied from rank {source} to {rank_words(ranks)} ({size(nbytes)})"
 
@@ -170,13 +170,13 @@ def weights(nbytes: Mapping[str, int]) -> str:
     shown_names = [
         (name, weight) for name, weight in heavy[:3] if weight >= sum(nbytes.values()) / 100
     ]
-    summary = ", ".join(f"{shortened(name)} ({size(weight)})" for name, weight in shown_names)
+    summary = ", ".join(f"{first_names(name)} ({size(weight)})" for name, weight in shown_names)
     return summary + (
         f" and {len(heavy) - len(shown_names)} more" if len(shown_names) < len(heavy) else ""
     )
 
 
-def shortened(names: str) -> str:
+def first_names(names: str) -> str:
     """Return the first three of several names that are sent together."""
     listed = names.split(" + ")
     return " + ".join([*listed[:3], *([f"{len(listed) - 3} more"] if len(listed) > 3 else [])])

@@ -2,7 +2,7 @@
 
 Only differences are transferred.
 
-changes      changes made by a copy: counts, progress, results and errors in words
+changes      the files that a copy transfers, its progress, and messages on its results
 clients      one client per node; all nodes concurrently
 copy         put, get and sync: the destination of a source, and downloads from one node
 ignore       which files .gitignore leaves out

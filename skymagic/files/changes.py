@@ -1,4 +1,4 @@
-"""Changes made by a copy: the files to transfer, progress, and results and errors in words."""
+"""The files that a copy transfers, its progress, and the text of its results and errors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from skymagic.wire import files as files_wire
 from skymagic.wire.untrusted import sanitized_line
 
 MAX_SENTENCES = 20
-"""Most sentences of an error, and most notes, that are shown."""
+"""Maximum number of lines shown of an error, and of notes."""
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyResult:
     """Result of a copy to or from one node.
 
     Attributes:
         node, hostname: the node.
         files: number of files transferred.
         nbytes: bytes transferred; of a large file only the missing pieces count.
-        unchanged: files that were there already.
-        removed: files of an earlier copy that were removed.
+        unchanged: number of files that were already present.
+        removed: number of files of an earlier copy that were removed.
         notes: what was skipped, and why.
     """
 
@@ -40,7 +40,7 @@ class Copied:
     notes: tuple[str, ...] = ()
 
 
-def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
+def summary(copied: Sequence[CopyResult], seconds: float, *, to_nodes: bool = True) -> str:
     """Summarize a copy in a line, with further lines for what was skipped."""
     counts = [(result.files, result.nbytes, result.unchanged, result.removed) for result in copied]
     moved = sum(result.nbytes for result in copied)
@@ -97,7 +97,7 @@ def _abridged(lines: Sequence[str]) -> list[str]:
 Progress = Callable[[str, int, int], None]
 """Called with the path of the current file, the bytes moved so far, and the total bytes to move."""
 
-PARTLY_COPIED = "not all was copied"
+INCOMPLETE_COPY = "not all was copied"
 
 
 class ByteCounter:
@@ -133,10 +133,10 @@ def files_to_write(
     return files_wire.Write(sorted({*difference.to_send, *difference.ask} - set(same)), same)
 
 
-def large_pieces(
+def present_pieces(
     entries: Sequence[Entry], want: Sequence[int], pieces: Iterable[tuple[int, str]]
 ) -> dict[int, str]:
-    """Return the pieces already present of large files to transfer, by number.
+    """Return the pieces that the receiver already has of large files, by file number.
 
     Small files are sent whole.
     """
@@ -148,15 +148,15 @@ def large_pieces(
     }
 
 
-def copied_summary(
+def copy_result(
     node: Node,
     entries: Sequence[Entry],
     want: Sequence[int],
     nbytes: int,
     removed: int,
     notes: Sequence[str],
-) -> Copied:
+) -> CopyResult:
     files = sum(entry.kind == FILE for entry in entries)
-    return Copied(
+    return CopyResult(
         node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes)
     )

@@ -13,14 +13,14 @@ from pathlib import Path, PurePath
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.files.changes import (
-    PARTLY_COPIED,
+    INCOMPLETE_COPY,
     ByteCounter,
-    Copied,
+    CopyResult,
     Progress,
-    copied_summary,
+    copy_result,
     files_error,
     files_to_write,
-    large_pieces,
+    present_pieces,
 )
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
 from skymagic.files.ignore import unignored
@@ -31,8 +31,8 @@ from skymagic.files.transfer.listing import (
     Listing,
     absolute,
     listing,
+    refuse_unsafe,
     renamed,
-    unsafe,
 )
 from skymagic.files.transfer.pieces import PIECE
 from skymagic.files.transfer.receiving import Receiver
@@ -73,7 +73,7 @@ def destination(listing: Listing, target: str, kinds: Collection[str]) -> Destin
     return Destination(None if inside else last)
 
 
-def unrequested(listing: Listing, source: str) -> list[str]:
+def refuse_unrequested(listing: Listing, source: str) -> list[str]:
     """Return refusals of names in a node's listing that `source` does not match.
 
     A node must not choose which files it writes here.
@@ -123,8 +123,8 @@ class NodeDownload:
         self._found = Listing.of(client.request(files_wire.List(src, follow), files_wire.ListReply))
         if problems := [
             *self._found.problems,
-            *unsafe(self._found.entries),
-            *unrequested(self._found, src),
+            *refuse_unsafe(self._found.entries),
+            *refuse_unrequested(self._found, src),
         ]:
             raise NodeFailed(*problems)
         base, name = target_of(self.node, self._found)
@@ -142,10 +142,10 @@ class NodeDownload:
         self._changes = files_to_write(difference, dict(zip(unclear, hashes, strict=True)))
         want = self._changes.to_write
         self.nbytes = sum(self._entries[number].size for number in want)
-        pieces = large_pieces(self._entries, want, difference.present)
+        pieces = present_pieces(self._entries, want, difference.present)
         self._pieces = [pieces.get(number, "") for number in want]
 
-    def run(self, client: FileClient, counter: ByteCounter) -> Copied:
+    def run(self, client: FileClient, counter: ByteCounter) -> CopyResult:
         """Download the files.
 
         Raises:
@@ -173,7 +173,7 @@ class NodeDownload:
             receiver.abort()
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
-        return copied_summary(
+        return copy_result(
             self.node, self._entries, self._changes.to_write, receiver.nbytes, 0, self._found.notes
         )
 
@@ -200,7 +200,7 @@ class Files:
         self._start = start
         self._plane = plane
 
-    def _selected(self, nodes: Collection[int] | None) -> list[Node]:
+    def _select_nodes(self, nodes: Collection[int] | None) -> list[Node]:
         available = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - available):
             raise RequestError(
@@ -218,7 +218,7 @@ class Files:
         progress: Progress = lambda name, done, total: None,
         *,
         follow: bool = False,
-    ) -> tuple[Copied, ...]:
+    ) -> tuple[CopyResult, ...]:
         """Copy a file or a folder to nodes; only differences are transferred.
 
         Args:
@@ -242,7 +242,7 @@ class Files:
         includes: Sequence[str] = (),
         nodes: Collection[int] | None = None,
         progress: Progress = lambda name, done, total: None,
-    ) -> tuple[Copied, ...]:
+    ) -> tuple[CopyResult, ...]:
         """Sync a folder's contents to nodes, without files ignored by .gitignore.
 
         Files from an earlier sync that no longer exist here are removed there too, unless they were
@@ -269,11 +269,11 @@ class Files:
         progress: Progress,
         *,
         mirror: bool = False,
-    ) -> tuple[Copied, ...]:
+    ) -> tuple[CopyResult, ...]:
         if listing.problems:
             raise files_error(NOTHING_COPIED, [("", problem) for problem in listing.problems], 1)
         counter = ByteCounter(progress)
-        with FileClients(self._selected(nodes), self._start, counter.show) as clients:
+        with FileClients(self._select_nodes(nodes), self._start, counter.show) as clients:
             replies = dict(clients.run_on_all(lambda client: (client.node, _stat(client, dst))))
             goal = destination(listing, dst, [reply.kind for reply in replies.values()])
             bases = {node: goal.base(reply.path) for node, reply in replies.items()}
@@ -288,7 +288,7 @@ class Files:
         progress: Progress = lambda name, done, total: None,
         *,
         follow: bool = False,
-    ) -> tuple[Copied, ...]:
+    ) -> tuple[CopyResult, ...]:
         """Copy a file or a folder from nodes; only differences are transferred.
 
         Args:
@@ -302,7 +302,7 @@ class Files:
         Raises:
             FilesError: everything that cannot be copied, for all nodes at once.
         """
-        selected, target = self._selected(nodes), os.fspath(dst)
+        selected, target = self._select_nodes(nodes), os.fspath(dst)
         try:
             full = Path(absolute(target))
         except LookupError as problem:
@@ -324,7 +324,7 @@ class Files:
             by_node = {download.node: download for download in downloads}
             return tuple(
                 clients.run_on_all(
-                    lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED
+                    lambda client: by_node[client.node].run(client, counter), INCOMPLETE_COPY
                 )
             )
 

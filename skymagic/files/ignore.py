@@ -96,10 +96,10 @@ def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str
         )
         if path != folder:
             inner.add_top(str(path), contents=False, name=name)
-    return _once(result)
+    return _without_duplicates(result)
 
 
-def _once(listing: Listing) -> Listing:
+def _without_duplicates(listing: Listing) -> Listing:
     """Keep the first entry of each path."""
     first = {entry.path: number for number, entry in reversed(list(enumerate(listing.entries)))}
     numbers = sorted(first.values())
@@ -197,7 +197,7 @@ def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
         folders_only = text.endswith("/")
         text = text[:-1] if folders_only else text
         if text:
-            regex = re.compile(_translated(text.removeprefix("/")), re.DOTALL)
+            regex = re.compile(_to_regex(text.removeprefix("/")), re.DOTALL)
             yield Pattern(ignore, folders_only, "/" not in text, regex)
 
 
@@ -208,7 +208,7 @@ def _without_blanks(line: str) -> str:
     return bare + " " if backslashes % 2 and len(bare) < len(line) else bare
 
 
-def _translated(pattern: str) -> str:
+def _to_regex(pattern: str) -> str:
     """Return the pattern as a regular expression.
 
     git splits off the leading plain text before it matches, so ``a**/b`` is ``a`` and ``**/b``.

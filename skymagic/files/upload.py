@@ -17,12 +17,12 @@ from skymagic.cluster import Node
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import OVERFLOW, digest
 from skymagic.files.changes import (
-    PARTLY_COPIED,
+    INCOMPLETE_COPY,
     ByteCounter,
-    Copied,
-    copied_summary,
+    CopyResult,
+    copy_result,
     files_to_write,
-    large_pieces,
+    present_pieces,
 )
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
 from skymagic.files.transfer.listing import Entry, Listing, columns_of
@@ -215,7 +215,7 @@ class Upload:
         self._clients, self._found, self._entries = clients, listing, entries
         self._counter, self._plane = counter, plane
 
-    def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[Copied, ...]:
+    def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[CopyResult, ...]:
         """Compare with the contents of these folders, and send what differs.
 
         Raises:
@@ -232,7 +232,7 @@ class Upload:
         )
         different = {client: files_to_write(reply, digests) for client, reply in replies.items()}
         pieces = {
-            client: large_pieces(self._entries, different[client].to_write, reply.present)
+            client: present_pieces(self._entries, different[client].to_write, reply.present)
             for client, reply in replies.items()
         }
         groups: dict[object, list[FileClient]] = {}
@@ -253,12 +253,12 @@ class Upload:
                 members, self._shared(different[first].to_write, members, alike)
             )
 
-        def write(client: FileClient) -> Copied:
+        def write(client: FileClient) -> CopyResult:
             change = different[client]
             reply = self._send(client, change, present[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
-            return copied_summary(
+            return copy_result(
                 client.node,
                 self._entries,
                 change.to_write,
@@ -267,7 +267,7 @@ class Upload:
                 self._found.notes,
             )
 
-        return tuple(self._clients.run_on_all(write, PARTLY_COPIED))
+        return tuple(self._clients.run_on_all(write, INCOMPLETE_COPY))
 
     def _compare(
         self, bases: Mapping[Node, str], mirror: bool

@@ -59,7 +59,7 @@ class Cell:
         return "".join(f"# {line}\n" for line in self.above) + dedented(self.body)
 
 
-def number_in(shell: Any) -> int:
+def cell_number(shell: Any) -> int:
     """Return the number of the cell that an IPython shell is executing."""
     inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
     # some versions increment the count before a cell runs, some after it
@@ -92,7 +92,7 @@ def dedented(body: str) -> str:
     return "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
 
 
-def above_body(raw: str, body: str) -> tuple[str, ...]:
+def lines_above_body(raw: str, body: str) -> tuple[str, ...]:
     """Return the lines of the user's cell above the body; none if the cell does not end with it."""
     body, raw = body.rstrip(), raw.rstrip()
     head = raw.removesuffix(body)
@@ -100,7 +100,7 @@ def above_body(raw: str, body: str) -> tuple[str, ...]:
 
 
 def future_flags(flags: int) -> int:
-    """Filter the compiler flags that stand for ``from __future__ import …``."""
+    """Return only those compiler flags that ``from __future__ import …`` sets."""
     features = [getattr(__future__, name) for name in __future__.all_feature_names]
     mask: int = functools.reduce(operator.or_, (feature.compiler_flag for feature in features))
     return flags & mask
@@ -116,7 +116,9 @@ def check_syntax(source: str, transform: Callable[[str], str]) -> str:
         plain = transform(source)
         compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError) as error:
-        raise CellSyntaxError("\n".join([syntax_words(error), *notebook_syntax(error)])) from None
+        raise CellSyntaxError(
+            "\n".join([describe_syntax_error(error), *notebook_syntax(error)])
+        ) from None
     return plain
 
 
@@ -134,14 +136,13 @@ def notebook_syntax(wrong: Exception) -> list[str]:
         return []
     word = match[1]
     magic = shell.magics_manager.magics["line"].get(word)
-    is_ipythons = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
-    if is_ipythons and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
+    is_builtin_magic = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
+    if is_builtin_magic and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
         return [f"automagic works in plain cells only: write %{word}"]
     if magic is not None:
         return [
-            f"{word} is a magic or an alias of the notebook, and these do not travel: define it in "
-            "a %%sky_broadcast cell, and "
-            f"write %{word}"
+            f"{word} is a magic or an alias of the notebook, which ranks do not have: define it in "
+            f"a %%sky_broadcast cell, and write %{word}"
         ]
     if shell.autocall and callable(shell.user_ns.get(word, getattr(builtins, word, None))):
         return [f"autocall works in plain cells only: write {word}(…)"]
@@ -152,7 +153,7 @@ BUILTIN_ALIASES = frozenset(name for name, _ in default_aliases())
 """Aliases that every IPython has, including the ranks'."""
 
 
-def syntax_words(wrong: Exception) -> str:
+def describe_syntax_error(wrong: Exception) -> str:
     """Describe a syntax error in a cell, with its position, as Python does."""
     if not isinstance(wrong, SyntaxError):
         return str(wrong)
@@ -163,7 +164,7 @@ def syntax_words(wrong: Exception) -> str:
 
 def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: str) -> RunSpec:
     """Build the specification of a cell's run. Raises RequestError."""
-    ranks, visible = request.who(pool.world_size)
+    ranks, visible = request.participants(pool.world_size)
     senders = ranks[:1] if request.head else ranks
     order = RunCell(
         ranks=ranks,
@@ -226,7 +227,7 @@ def broadcast(
         CaptureError: names cannot be shipped.
     """
     stop = stop or StopSignal()
-    return _carried_out(
+    return _run_and_collect(
         pool,
         spec,
         limits,
@@ -244,7 +245,7 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
     Raises as `broadcast` does.
     """
     spec, stop = unfinished.spec, StopSignal()
-    return _carried_out(
+    return _run_and_collect(
         pool,
         spec,
         limits,
@@ -256,7 +257,7 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Values:
     )
 
 
-def _carried_out(
+def _run_and_collect(
     pool: Pool,
     spec: RunSpec,
     limits: Limits,
@@ -274,7 +275,7 @@ def _carried_out(
     Args:
         partly: accept the values of some ranks if the others were lost while no notebook was
             attached.
-        elapsed: seconds for which the run has been running already.
+        elapsed: seconds since the run began.
     """
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(
@@ -291,10 +292,10 @@ def _carried_out(
             _keep_profiles(report, spec, pool)
         try:
             # with `partly`, ranks lost while no notebook was attached cost only their own values
-            if not report.good and not (partly and has_only_losses(report)):
+            if not report.succeeded and not (partly and has_only_losses(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
-            ending.gathers(sent_bytes(report))
+            ending.begin_gathering(sent_bytes(report))
             with interrupts.interruptible():
                 return collect(report, spec, pool)
         except KeyboardInterrupt:
@@ -316,7 +317,7 @@ def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
         }
         lines = profiles.write_profiles(found_profiles, number, Path.cwd())
     except OSError as problem:  # it must not hide a failure of the cell
-        lines = [f"the profile of this cell could not be kept: {problem}"]
+        lines = [f"the profile of this cell could not be saved: {problem}"]
     for line in lines:
         print_note(line)
 
@@ -426,7 +427,7 @@ class RunEnding:
     """Number of bytes to gather."""
     since: float = 0.0
 
-    def gathers(self, nbytes: int) -> None:
+    def begin_gathering(self, nbytes: int) -> None:
         """Record that the cell is over and its values are being gathered."""
         self.gathered, self.since = nbytes, time.monotonic()
         if (

@@ -57,7 +57,7 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
         # reserve all ranks: no cell may change the names between pickling and binding
         with pool.scheduler.request({*ranks, source}):
             pool.runs.check((source, *ranks))
-            with pool.runs.counted():
+            with pool.runs.count_run():
                 lent = _copy(pool, ranks, names, source)
             if isinstance(lent, Report):
                 pool.recovery.begin_after(lent)
@@ -98,8 +98,8 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
 def _copy(
     pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
 ) -> Report | LentNames:
-    """Copy the names, and return what the source has sent, or the report of a failed order."""
-    from skymagic.data.shipping.packing import orders_for_lent
+    """Copy the names; return the values that the source sent, or the report of a failed order."""
+    from skymagic.data.shipping.packing import bind_orders_for_lent_names
 
     shipper, specs = pool.shipper, pool.agents.specs
     # functions may use these names, but all receiving ranks have them already
@@ -107,7 +107,7 @@ def _copy(
     report = pool.runs.order(
         (source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held)))
     )
-    if not report.good:
+    if not report.succeeded:
         return report
     outcome = report.ranks[source].outcome
     assert outcome is not None
@@ -115,13 +115,13 @@ def _copy(
     lent = outcome.lent
     _check_sent(pool, lent, source)
     same_node = len({specs[rank][0] for rank in (source, *ranks)}) == 1
-    with orders_for_lent(
+    with bind_orders_for_lent_names(
         shipper.sources, shipper.store, lent, ranks, same_node=same_node
     ) as manifest:
         report = pool.runs.order(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
-    if not report.good:
+    if not report.succeeded:
         return report
-    shipper.cloned(lent.names, source, ranks)
+    shipper.record_clone(lent.names, source, ranks)
     return lent
 
 

@@ -211,7 +211,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
         own_modules=[name for name in missing if _is_own_module(name, pool)],
         own_packages=[name for name in packages if _is_own_module(name, pool)],
     )
-    root_causes = [item for item in failures if not item.secondary]
+    root_causes = [item for item in failures if not item.is_secondary]
     if pool.ended is not None and any(item.died == pool.ended for item in failures):
         earlier = [
             f"rank {item.rank}: {item.summary}" for item in root_causes if item.died != pool.ended
@@ -289,12 +289,12 @@ def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
                 else "in the notebook's folder"
             )
             folder_text, target = (
-                _from_home(path, missing.home) for path in (folder, folder / local_file)
+                _abbreviate_home(path, missing.home) for path in (folder, folder / local_file)
             )
             return [
                 f"{local_file} is {origin}, and rank {number} works in {folder_text} on {host}: "
                 "copy it with "
-                f"`%sky_put {_quoted(local_file)} {_quoted(target)}`, or use an absolute path if "
+                f"`%sky_put {_quote(local_file)} {_quote(target)}`, or use an absolute path if "
                 f"{host} shares that folder"
             ]
         if Path(local_file).is_absolute() or (folder.is_dir() and folder.samefile(cwd)):
@@ -314,13 +314,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _from_home(path: Path, home: str) -> str:
+def _abbreviate_home(path: Path, home: str) -> str:
     """Return a path on a host as a user writes it; `~` also works where the home folder differs."""
     absolute = os.path.normpath(path)
     return f"~{absolute.removeprefix(home)}" if Path(absolute).is_relative_to(home) else absolute
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """Quote a path for a magic's line; `~` needs no quotes."""
     return (
         path if shlex.quote(path.replace("~", "")) == path.replace("~", "") else shlex.quote(path)
@@ -328,7 +328,7 @@ def _quoted(path: str) -> str:
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:
-    """Return lines on what was lost in the failure."""
+    """Return lines that list the values lost in the failure."""
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []
@@ -338,7 +338,9 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [messages.suggest_after_loss(pool.name)]
     if lost_nodes := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
         lost = [rank for index in lost_nodes for rank in pool.agents.ranks_of(index)]
-        return messages.ways_without(lost, pool.world_size, replaced=pool.plan.request.replace)
+        return messages.suggestions_without_ranks(
+            lost, pool.world_size, replaced=pool.plan.request.replace
+        )
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
         return [

@@ -80,17 +80,19 @@ def forward(pool: Pool, ports: Sequence[int], nodes: Sequence[int]) -> Forwarded
     Args:
         nodes: indexes of the nodes.
     """
-    return ForwardedPorts(tuple(_forwarded(pool, port, node) for node in nodes for port in ports))
+    return ForwardedPorts(
+        tuple(_forward_port(pool, port, node) for node in nodes for port in ports)
+    )
 
 
-def _forwarded(pool: Pool, port: int, index: int) -> ForwardedPort:
+def _forward_port(pool: Pool, port: int, index: int) -> ForwardedPort:
     node = pool.agents.nodes[index]
     # a node without a tunnel is this machine
     local_port = node.forward("127.0.0.1", port, port) if node.forward is not None else port
-    return ForwardedPort(str(node), port, f"127.0.0.1:{local_port}", _listens(local_port))
+    return ForwardedPort(str(node), port, f"127.0.0.1:{local_port}", _is_listening(local_port))
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     """Return True if a connection to this port is accepted and not closed at once by the node."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=REFUSAL_SECONDS) as sock:

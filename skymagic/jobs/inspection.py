@@ -25,19 +25,19 @@ def stacks(pool: Pool, ranks: Sequence[int]) -> str:
 
     The user's frames follow below the heading.
     """
-    answering, states = _divided(pool, ranks)
+    answering, states = _split_by_availability(pool, ranks)
     return display.stacks(stall.stacks_of(pool.agents, answering, TIMEOUT), states)
 
 
 def variables(pool: Pool, ranks: Sequence[int]) -> str:
     """Return the variables of these ranks as a table."""
-    answering, states = _divided(pool, ranks)
+    answering, states = _split_by_availability(pool, ranks)
     answers = stall.variables_of(pool.agents, answering, TIMEOUT)
     states |= {rank: NO_ANSWER for rank in answering if rank not in answers}
     return "\n".join([*([display.variables(answers)] if answers else []), *display.states(states)])
 
 
-def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+def _split_by_availability(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
     """Return the ranks that can answer, and the states of the others."""
     states = {int(str(row[0])): str(row[-1]) for row in pool.status()}
     answering = [rank for rank in ranks if states.get(rank) in ANSWERING]

@@ -50,7 +50,7 @@ REMOTE_ROOT = "~/.skymagic/work"
 """Parent folder of these copies on a node."""
 
 
-def folder_here(text: str) -> Path:
+def local_folder(text: str) -> Path:
     """Return the folder that a user names. Raises RequestError if it does not exist."""
     folder = Path(text).expanduser().absolute()
     if not folder.is_dir():
@@ -58,7 +58,7 @@ def folder_here(text: str) -> Path:
     return folder
 
 
-def folder_on_nodes(pool: Pool, folder: Path, nodes: Sequence[int]) -> str:
+def sync_folder(pool: Pool, folder: Path, nodes: Sequence[int]) -> str:
     """Synchronize a folder with these nodes, and return its path there.
 
     Raises:
@@ -134,7 +134,7 @@ class ScriptEnd:
         return self.stopped or bool(self.cause and self.cause.follows)
 
     @property
-    def how(self) -> str:
+    def result_text(self) -> str:
         """Description of the result, in a line."""
         if self.problem:
             return f"could not run: {self.problem}" if self.status is None else self.problem
@@ -167,13 +167,13 @@ class NodeScreen(NotebookScreen):
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """Show the state of the run."""
-        super().progress(lambda: by_node(state(), self._node_of))
+        super().progress(lambda: ranks_as_nodes(state(), self._node_of))
 
 
-Told = TypeVar("Told", RunState, RunSummary)
+RunText = TypeVar("RunText", RunState, RunSummary)
 
 
-def by_node(by_rank: Told, node_of: Callable[[int], int]) -> Told:
+def ranks_as_nodes(by_rank: RunText, node_of: Callable[[int], int]) -> RunText:
     """Convert a state or summary from ranks to nodes."""
     return replace(by_rank, unit="node", failed=tuple(map(node_of, by_rank.failed)))
 
@@ -196,17 +196,17 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     else:
         selection = RunRequest(targets=request.nodes, only=request.only)
         with collect_mistakes(mistakes):
-            part, shown = selection.who(topology.nodes, "node", "--nodes")
+            part, shown = selection.participants(topology.nodes, "node", "--nodes")
             ranks = tuple(topology.ranks_on(node)[0] for node in part)
             visible = tuple(topology.ranks_on(node)[0] for node in shown)
     with collect_mistakes(mistakes):
-        folder = folder_here(request.workdir) if request.workdir is not None else None
+        folder = local_folder(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
     nodes = [topology.node_of(rank) for rank in ranks]
     script = ScriptOrder(
         text=cell.source,
-        workdir=folder_on_nodes(pool, folder, nodes) if folder else "",
+        workdir=sync_folder(pool, folder, nodes) if folder else "",
         as_rank=request.rank is not None,
         env={**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
         without=pool_variables(pool),
@@ -248,7 +248,7 @@ def pool_variables(pool: Pool) -> tuple[str, ...]:
     return tuple(name for name in ("OMP_NUM_THREADS",) if name not in user_variables)
 
 
-def too_many_nodes(text: str, nodes: int) -> str:
+def too_many_nodes_warning(text: str, nodes: int) -> str:
     """Warn about a script that waits for more nodes than run it; "" for others."""
     requested = max((int(number) for number in NNODES_OPTION.findall(text)), default=0)
     if requested <= nodes:
@@ -283,11 +283,11 @@ def run(
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
         script = spec.extra[SCRIPT_VARIABLE]
         assert isinstance(script, ScriptOrder)
-        if note := too_many_nodes(script.text, len(spec.ranks)):
+        if note := too_many_nodes_warning(script.text, len(spec.ranks)):
             shown.note(note)
         return pool.runs.run(spec, shown, unstalled, stop)
 
-    return _carried_out(pool, spec, limits, carry_out, stop, view)
+    return _run_and_summarize(pool, spec, limits, carry_out, stop, view)
 
 
 def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Outcome:
@@ -297,10 +297,10 @@ def follow(pool: Pool, unfinished: UnfinishedRun, limits: Limits) -> Outcome:
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
         return pool.runs.follow(spec, unfinished.run, shown, unstalled, stop)
 
-    return _carried_out(pool, spec, limits, carry_out, stop, elapsed=unfinished.seconds)
+    return _run_and_summarize(pool, spec, limits, carry_out, stop, elapsed=unfinished.seconds)
 
 
-def _carried_out(
+def _run_and_summarize(
     pool: Pool,
     spec: RunSpec,
     limits: Limits,
@@ -315,7 +315,9 @@ def _carried_out(
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None, elapsed)
     screen = NodeScreen([node_of(rank) for rank in spec.order.visible_ranks], node_of, view)
     with showing_end(
-        view, [spec.order.output] if spec.order.output else [], lambda end: by_node(end, node_of)
+        view,
+        [spec.order.output] if spec.order.output else [],
+        lambda end: ranks_as_nodes(end, node_of),
     ) as ending:
         # A script's processes are not ours to inspect, so do not report stalls, however long it is
         # silent.
@@ -329,7 +331,7 @@ def _carried_out(
                 f"[node {end.node}: the script left running, and this was ended: "
                 f"{'; '.join(end.survivors)}]\n"
             )
-    return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
+    return Outcome(ends, None if report.succeeded else failure(report, ends, pool, limits))
 
 
 def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
@@ -376,7 +378,7 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
             line
             for end in ends
             if end.stopped
-            for line in last_words(end, f"node {end.node}'s last lines:")
+            for line in last_lines(end, f"node {end.node}'s last lines:")
         ]
         return RunTimeout("\n".join([*lines, *notes]))
     if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
@@ -393,19 +395,19 @@ def script_error(
     # A stopped node may know the cause, when a failed node only noticed that another process ended.
     informed = [end for end in failed if end.stopped and end.cause and not end.cause.follows]
     root = next((end for end in failed if not end.follows), (informed or failed)[0])
-    lines = [f"node {root.node} of {nodes} on {root.hostname} {root.how}"]
+    lines = [f"node {root.node} of {nodes} on {root.hostname} {root.result_text}"]
     if root.cause:
         lines.append(root.cause.text)
         if root.cause.worker and root.cause.worker not in root.cause.text:
             lines.append(f"[{root.cause.worker}]")
     if not root.cause or ("\n" not in root.cause.text and "SIGKILL" not in root.cause.text):
         # native code explains its abort there
-        lines += last_words(root, "its last lines:")
+        lines += last_lines(root, "its last lines:")
     other_ends = [end for end in failed if end is not root]
     same_nodes = [end.node for end in other_ends if not end.stopped and end.status == root.status]
     lines += [f"the same on {node_words(same_nodes)}"] if same_nodes else []
     lines += [
-        f"node {end.node} {end.how}"
+        f"node {end.node} {end.result_text}"
         for end in other_ends
         if not end.stopped and end.node not in same_nodes
     ]
@@ -421,7 +423,7 @@ def script_error(
     return error
 
 
-def last_words(end: ScriptEnd, title: str) -> list[str]:
+def last_lines(end: ScriptEnd, title: str) -> list[str]:
     """Return the last lines of a node's output under a title."""
     lines = [display.last_state(line) for line in end.message.splitlines() if line.strip()]
     return [title, *(f"  {line}" for line in lines)] if lines else []

@@ -145,7 +145,7 @@ def execution_count() -> int:
     """Return the number of the notebook's current cell; 1 outside of a notebook."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
-    return cell.number_in(shell) if shell is not None else 1
+    return cell.cell_number(shell) if shell is not None else 1
 
 
 PULL_SECONDS = 0.05

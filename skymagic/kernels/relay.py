@@ -62,13 +62,13 @@ class ProcessRelay:
             self._serving += 1
         try:
             with sock:
-                self._joined(sock)
+                self._on_joined(sock)
         finally:
             with self._lock:
                 self._serving -= 1
                 self._used = time.monotonic()
 
-    def _joined(self, secure: ssl.SSLSocket) -> None:
+    def _on_joined(self, secure: ssl.SSLSocket) -> None:
         secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = b""
         while not line.endswith(b"\n"):  # the bytes after it belong to the process

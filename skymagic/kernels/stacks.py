@@ -83,7 +83,7 @@ def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[StackFrame]:
     return plain_frames(kernel, coroutine_frames)
 
 
-def telling_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
+def most_telling_frames(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """Return the two frames that best describe a stack: the user's innermost, and the innermost."""
     own = next((frame for frame in reversed(frames) if not is_library(frame.file)), None)
     return (own or frames[0], frames[-1]) if frames else ()
@@ -166,7 +166,7 @@ def processor_time(thread: int | None) -> float:
 
 
 def processor_time_of_all(started: Sequence[int]) -> float:
-    """Return the processor seconds of this process and of `started`, as far as /proc has them."""
+    """Return the processor seconds of this process and of `started`, if /proc exists."""
     used = time.process_time()
     for pid in started:
         with contextlib.suppress(OSError):
@@ -271,7 +271,9 @@ def plain(frame: FrameType, cells: Mapping[str, int | str]) -> StackFrame:
     Args:
         cells: numbers of cells by their file names.
     """
-    file, line = frame.f_code.co_filename, frame.f_lineno
+    # Some instructions belong to no line, and an interrupt may arrive at one of them: `f_lineno` is
+    # None then.
+    file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
     name = frame.f_code.co_name
     if file not in cells and is_library(file):
         return StackFrame(name, line, file, is_library=True)

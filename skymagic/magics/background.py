@@ -86,7 +86,7 @@ class RunHandle:
         self._ended.set_result(None)
         self._refresh()
 
-    def wait_taken(self) -> None:
+    def wait_until_variables_taken(self) -> None:
         """Wait until the notebook's variables may change; an interrupt stops the run."""
         try:
             # an interrupt just before a wait does not end that wait
@@ -187,7 +187,9 @@ class RunHandle:
         ``failed`` and ``done``.
         """
         if not self.done():
-            return "stopping" if self.stop.sent else "running" if self.stop.attached else "waiting"
+            return (
+                "stopping" if self.stop.sent else "running" if self.stop.is_attached else "waiting"
+            )
         ended_with_pool = isinstance(self._problem, PoolError) and self.pool and self.pool.closed
         if ended_with_pool or isinstance(self._problem, RunInterrupted):
             return "stopped"
@@ -215,15 +217,17 @@ class RunHandle:
         if not in_notebook():
             print(repr(self))
             return
-        actions = Actions(self.cancel, self._where, self._picture)
+        actions = Actions(self.cancel, self._positions, self._picture)
         self._line = self.view.line = LiveLine(actions if self._buttons and is_watched() else None)
-        self._line.say(repr(self))
+        self._line.show_text(repr(self))
         if self.done():
             self._refresh()
         else:  # importing widgets takes a while, so the thread does that too
-            threading.Thread(target=self._tick, name="skymagic-tick", daemon=True).start()
+            threading.Thread(
+                target=self._refresh_until_done, name="skymagic-tick", daemon=True
+            ).start()
 
-    def _where(self) -> str:
+    def _positions(self) -> str:
         if self.pool is None or not self.stop.run:
             return f"it has not begun: {self!r}"
         return inspection.stacks(self.pool, self.ranks)
@@ -231,7 +235,7 @@ class RunHandle:
     def _picture(self) -> str:
         return "" if self.pool is None else self.pool.picture()
 
-    def _tick(self) -> None:
+    def _refresh_until_done(self) -> None:
         """Keep the line up to date: waiting or running, elapsed time, and reports of its ranks."""
         while not self.done():
             self._refresh()

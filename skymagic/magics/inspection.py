@@ -64,15 +64,15 @@ def _pool(pool: Pool) -> PoolStatus:
 
 def stacks(request: RanksRequest) -> str:
     """Return the current position of each rank. Raises RequestError and PoolError."""
-    return inspection.stacks(*_chosen(request))
+    return inspection.stacks(*_selected_ranks(request))
 
 
 def variables(request: RanksRequest) -> str:
     """Return the variables of each rank as a table. Raises as `stacks` does."""
-    return inspection.variables(*_chosen(request))
+    return inspection.variables(*_selected_ranks(request))
 
 
-def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
+def _selected_ranks(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
     pool = registry.pool_named(request.pool)
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
@@ -85,12 +85,11 @@ def check_nodes(name: str | None) -> Findings:
 
 # -- ``%debug`` after a failed cell: the frames stay on the rank, and each command is sent there ---
 
-LEAVE = ("q", "quit", "exit")
-NOT_KEPT = (
-    "rank {rank} has no frames of that error any more: they are kept until its next "
-    "cell, or its end"
+QUIT_COMMANDS = ("q", "quit", "exit")
+FRAMES_GONE = (
+    "rank {rank} no longer has the frames of that error: it keeps them until its next cell"
 )
-CANNOT_ASK = "%debug asks for commands, which this front end cannot do"
+NO_INPUT = "%debug reads commands, and this front end has no input"
 
 
 def register(shell: InteractiveShell) -> None:
@@ -121,7 +120,7 @@ def _session(error: RankError) -> None:
     rank = error._report.rank
     pool = registry.pool_named()
     if rank >= pool.world_size or not _send(pool, rank, "where"):
-        raise UsageError(NOT_KEPT.format(rank=rank))
+        raise UsageError(FRAMES_GONE.format(rank=rank))
     print_note(
         f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q quits]"
     )
@@ -129,14 +128,14 @@ def _session(error: RankError) -> None:
         try:
             line = input(f"rank {rank}> ")
         except StdinNotImplementedError:
-            raise UsageError(CANNOT_ASK) from None
+            raise UsageError(NO_INPUT) from None
         except (EOFError, KeyboardInterrupt):
             return
-        if line.strip() in LEAVE:
+        if line.strip() in QUIT_COMMANDS:
             return
         try:
             if line.strip() and not _send(pool, rank, line):
-                raise UsageError(NOT_KEPT.format(rank=rank))
+                raise UsageError(FRAMES_GONE.format(rank=rank))
         except PoolError as problem:
             raise UsageError(str(problem)) from None
 
@@ -160,9 +159,9 @@ def _send(pool: Pool, rank: int, command: str) -> bool:
     try:
         with pool.scheduler.request({rank}):
             pool.runs.check((rank,))
-            with pool.runs.counted():
+            with pool.runs.count_run():
                 report = pool.runs.order((rank,), order, screen)
-            if not report.good:
+            if not report.succeeded:
                 pool.recovery.begin_after(report)
         outcome = report.ranks[rank].outcome
         return outcome is not None and outcome.inspectable

@@ -37,7 +37,7 @@ from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import Pool, debugging, launch, messages, records, registry
 from skymagic.pool.status import now
-from skymagic.providers.aws.clients import set_up
+from skymagic.providers.aws.clients import is_set_up
 from skymagic.providers.local import driver
 from skymagic.run import interrupt
 from skymagic.wire.untrusted import print_sanitized
@@ -96,9 +96,11 @@ class SkyMagics(Magics):
             pools if request.name is None else [pool for pool in pools if pool.name == request.name]
         )
         if done is None and not (matching or request.all):
-            done = usage(lambda: stopping.stop_left(request.name, print_note))
+            done = usage(lambda: stopping.stop_without_notebook(request.name, print_note))
             if not done and (name := request.name):
-                done = usage(lambda: stopping.stop_here(name, print_note, missing_ok=True))
+                done = usage(
+                    lambda: stopping.stop_on_this_machine(name, print_note, missing_ok=True)
+                )
         if done:
             print_sanitized("\n".join(done))
             return
@@ -115,7 +117,8 @@ class SkyMagics(Magics):
                 "pool {!r}, which was left on this machine, is still running: %sky_down {} ends it"
             )
             leftovers = (
-                message.format(record.name, record.job_id) for record in records.left_here(None)
+                message.format(record.name, record.job_id)
+                for record in records.left_on_this_machine(None)
             )
             for line in [*leftovers, *stopping.terminate_rented_if_any(print_note, aws)]:
                 print_sanitized(line)
@@ -150,7 +153,7 @@ class SkyMagics(Magics):
             print_sanitized("\n".join(pool_lines) or records.ended_with_kernel() or no_pools)
             return None
         if request.name and not request.login:
-            notebooks.settled(records.named(request.name))
+            notebooks.with_finished_job(records.named(request.name))
         defaults = self.settings.defaults()
         with (
             interrupt.deferred(),
@@ -169,19 +172,19 @@ class SkyMagics(Magics):
         pool = registry.pool_named(request.pool)
         ranks = usage(lambda: request.targets.ranks(pool.world_size))
         cloned = usage(lambda: clone(pool, ranks, request.names, request.source))
-        print(display.cloned(cloned.names, cloned.nbytes, request.source, ranks))
+        print(display.clone_message(cloned.names, cloned.nbytes, request.source, ranks))
         for note in cloned.notes:
             print_note(note)
 
     @line_magic
     def sky_put(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_files("sky_put", line))
-        usage(lambda: find(request.pool).put(*request.what, follow=request.follow))
+        usage(lambda: find(request.pool).put(*request.source_target_nodes, follow=request.follow))
 
     @line_magic
     def sky_get(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_files("sky_get", line))
-        usage(lambda: find(request.pool).get(*request.what, follow=request.follow))
+        usage(lambda: find(request.pool).get(*request.source_target_nodes, follow=request.follow))
 
     @line_magic
     def sky_forward(self, line: str) -> None:
@@ -196,7 +199,7 @@ class SkyMagics(Magics):
         for pool in registry.pools() if request.all else [registry.pool_named(request.pool)]:
             if not request.packages:
                 print_sanitized(
-                    display.packages(pool.packages.listed(), installed.current_environment())
+                    display.packages(pool.packages.environments(), installed.current_environment())
                 )
                 continue
             install = partial(pool.packages.install, request.packages)
@@ -323,7 +326,7 @@ class InspectionMagics(Magics):
         print_sanitized(display.gpus(request.gpu.name if request.gpu else None, *driver()))
         settings = self.settings.defaults().aws
         wants_offers = request.rented or request.output is not None
-        if request.gpu is None or not (wants_offers or set_up(settings)):
+        if request.gpu is None or not (wants_offers or is_set_up(settings)):
             return
         pool_request = PoolRequest(
             gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot
@@ -390,7 +393,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     inspection.register(shell)
     for reminder in records.reminders(records.readable_records()):
         print_note(reminder)
-    if note := server_note.served(getattr(shell, "kernel", None)):
+    if note := server_note.note_if_served(getattr(shell, "kernel", None)):
         print_note(note)
 
 

@@ -60,7 +60,7 @@ class ShellRuns:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
         """Background runs that are running, and some that have ended."""
-        self._unwrapped_told = False
+        self._unwrapped_noted = False
         """True once the user was informed that `-g` fetches the module inside a wrapper."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
@@ -108,23 +108,25 @@ class ShellRuns:
     def run(self, request: RunRequest, body: str) -> RunHandle | None:
         """Run a cell and store its values; with --noblock, return immediately."""
         cell = self._cell(body)
-        pool_is_running = not request.pool.stated_fields() - {"name"} or launch.runs_already(
+        pool_is_running = not request.pool.stated_fields() - {"name"} or launch.has_running_pool(
             request.pool
         )
-        handle = self._beside_or_now(
+        handle = self._run_now_or_in_background(
             request.noblock, cell, lambda beside: self._run_now(request, cell, beside)
         )
         if handle is not None and pool_is_running:  # else making the pool first takes minutes
-            handle.wait_taken()
+            handle.wait_until_variables_taken()
         return handle
 
     def run_script(self, request: ShellRequest, body: str) -> RunHandle | None:
         """Run a script on the nodes; with --noblock or --detach, return immediately."""
         cell = self._cell(body)
         beside = request.noblock or request.detach
-        return self._beside_or_now(beside, cell, lambda beside: self._script(request, cell, beside))
+        return self._run_now_or_in_background(
+            beside, cell, lambda beside: self._script(request, cell, beside)
+        )
 
-    def _beside_or_now(
+    def _run_now_or_in_background(
         self, noblock: bool, cell: broadcast.Cell, call: Callable[[RunHandle | None], Any]
     ) -> RunHandle | None:
         """Call in the foreground, or in a background thread with the handle that the user gets."""
@@ -170,7 +172,7 @@ class ShellRuns:
         # %config applies from the next cell on
         pool.defaults = defaults = self._settings.defaults()
         spec = usage(lambda: broadcast.spec_of(request, pool, cell, source))
-        if not cell.above and self._auto.takes(cell.source):
+        if not cell.above and self._auto.is_broadcast(cell.source):
             print_note(f"[{rank_words(spec.ranks)} of pool {pool.name!r}]")
         if request.dry_run:
             print(display.shipment(pool.runs.preview(spec).items))
@@ -182,7 +184,7 @@ class ShellRuns:
             view_after=defaults.view_after,
         )
         names = (*([request.output] if request.output else []), *request.gather)
-        linked_spec = _known(spec, pool, beside)
+        linked_spec = _link_run(spec, pool, beside)
         return broadcast.broadcast(
             pool,
             linked_spec,
@@ -198,7 +200,7 @@ class ShellRuns:
         """Run a script and store its outcome by node, also if it failed."""
         pool = usage(lambda: launch.ready_pool(request.pool, print_note))
         pool.defaults = defaults = self._settings.defaults()
-        spec = _known(usage(lambda: script.spec_of(request, pool, cell)), pool, beside)
+        spec = _link_run(usage(lambda: script.spec_of(request, pool, cell)), pool, beside)
         with interrupt.deferred():
             limits = Limits(
                 timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after
@@ -210,9 +212,9 @@ class ShellRuns:
                 stop=beside.stop if beside else None,
                 view=beside.view if beside else None,
             )
-            return self._ended(outcome, request.output)
+            return self._store_outcome(outcome, request.output)
 
-    def _ended(self, outcome: script.Outcome, output: str | None) -> script.Outcome:
+    def _store_outcome(self, outcome: script.Outcome, output: str | None) -> script.Outcome:
         if output:
             self._shell.user_ns[output] = outcome.value
         if outcome.error is not None:
@@ -225,7 +227,7 @@ class ShellRuns:
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
         flags = broadcast.future_flags(shell.compile.flags)
         return broadcast.Cell(
-            body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags
+            body, broadcast.lines_above_body(inputs[-1], body), broadcast.cell_number(shell), flags
         )
 
     # -- results -----------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class ShellRuns:
             grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
         )
         if order.job == "script":
-            self._ended(script.follow(pool, unfinished, limits), order.output)
+            self._store_outcome(script.follow(pool, unfinished, limits), order.output)
             return
         values = broadcast.follow(pool, unfinished, limits)
         request = RunRequest(
@@ -289,8 +291,8 @@ class ShellRuns:
         }
         self.pool_of(request.pool).shipper.gathered(types_by_name, values.ranks)
         unwrapped = [name for name, kind in values.types.items() if kind in UNWRAPPED]
-        if unwrapped and not self._unwrapped_told and renamed is None:
-            self._unwrapped_told = True
+        if unwrapped and not self._unwrapped_noted and renamed is None:
+            self._unwrapped_noted = True
             print_note(
                 f"{', '.join(unwrapped)}: DDP unwrapped; what was {unwrapped[0]}.module on "
                 f"the ranks is {unwrapped[0]} here"
@@ -299,7 +301,7 @@ class ShellRuns:
             raise broadcast.result_error(values, list(results))
 
 
-def _known(spec: RunSpec, pool: Pool, beside: RunHandle | None) -> RunSpec:
+def _link_run(spec: RunSpec, pool: Pool, beside: RunHandle | None) -> RunSpec:
     """Link the handle, the pool and the run, and return the linked run."""
     if beside is None:
         return spec

@@ -26,7 +26,7 @@ A console starts its own kernel.
 """
 
 
-def served(kernel: Any) -> str | None:
+def note_if_served(kernel: Any) -> str | None:
     """Return the note if a server executes the cells, else None.
 
     The request then names no cell, and its sender is a user of this machine instead of a page.

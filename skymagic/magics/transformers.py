@@ -207,7 +207,7 @@ class Auto:
         """Turn it on or off; calling it twice is safe."""
         self.on = on
 
-    def takes(self, cell: str) -> bool:
+    def is_broadcast(self, cell: str) -> bool:
         """Return True if a cell, as typed, is broadcast automatically."""
         return self.on and bool(cell.strip()) and not cell.lstrip().startswith("%")
 
@@ -229,7 +229,7 @@ class Auto:
     def _transform(self, lines: list[str]) -> list[str]:
         if self._paused or self._executing:
             return lines
-        if self.takes("".join(lines)):
+        if self.is_broadcast("".join(lines)):
             return ["%%sky_broadcast\n", *lines]
         if lines and lines[0].strip() == LOCAL:
             return [f"# {lines[0]}", *lines[1:]]

@@ -82,16 +82,16 @@ KINDS = tuple(
 NAMES = tuple(sorted(kind.name for kind in KINDS))
 
 _VENDORS = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "GRAPHICS", "CORPORATION"}
-# Words that make a driver's name a different product from the same name without them.
+# Words that distinguish products: an RTX 4070 Ti is not an RTX 4070.
 _VARIANTS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "ADA", "BLACKWELL", "MIG", "MOBILE"}
 
 
-def _key(name: str) -> str:
+def _spelling_key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
-# Families of EC2's machine types, which people write instead of their accelerators.
-_FAMILIES = {
+# Families of EC2's machine types, which users may name instead of accelerators.
+_MACHINE_FAMILIES = {
     "g4dn": "T4:1",
     "g5": "A10G:1",
     "g6": "L4:1",
@@ -107,7 +107,9 @@ _FAMILIES = {
 }
 _NEURON = re.compile(r"(?:trn|inf)\d|trainium|inferentia|neuron")
 NOT_CUDA = "ranks run CUDA programs, as on T4, L4, A10G, L40S, A100, H100"
-_BY_KEY = {_key(spelling): kind for kind in KINDS for spelling in (kind.name, *kind.aliases)}
+_BY_KEY = {
+    _spelling_key(spelling): kind for kind in KINDS for spelling in (kind.name, *kind.aliases)
+}
 
 
 def kind(name: str) -> AcceleratorKind:
@@ -115,12 +117,14 @@ def kind(name: str) -> AcceleratorKind:
 
     Raises RequestError for an unknown name; the message suggests the nearest one.
     """
-    if (known_kind := _BY_KEY.get(_key(name))) is None:
-        if _NEURON.match(_key(name)):
+    if (known_kind := _BY_KEY.get(_spelling_key(name))) is None:
+        if _NEURON.match(_spelling_key(name)):
             raise RequestError(
                 f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}"
             )
-        if (accelerator := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
+        if (
+            accelerator := _MACHINE_FAMILIES.get(_spelling_key(name.partition(".")[0]))
+        ) is not None:
             raise RequestError(
                 f"{name!r} is a type of machine: name its accelerators, as in --gpu {accelerator}"
             )
@@ -138,14 +142,14 @@ def canonical(name: str) -> str:
 
 
 def matches(name: str, driver_name: str) -> bool:
-    """Return True if the device with this driver name is a `name`.
+    """Return True if a device with this driver name is an accelerator called `name`.
 
     A name without a size matches every size: ``"NVIDIA A100-SXM4-80GB"`` is an A100 and an
     A100-80GB. A part of a device (MIG) and a variant (Ti, Laptop) are not the device itself.
     """
     product, _ = _product(driver_name)
     wanted_product, size = _product(canonical(name))
-    return product == wanted_product and (size is None or size in _words(driver_name))
+    return product == wanted_product and (size is None or size in _product_words(driver_name))
 
 
 def canonical_device(driver_name: str) -> str:
@@ -160,7 +164,7 @@ def canonical_device(driver_name: str) -> str:
     return max(matching, key=lambda name: _product(name)[1] is not None)
 
 
-def _words(name: str) -> list[str]:
+def _product_words(name: str) -> list[str]:
     """Return upper-case words without the vendor's, with numbers joined to their product.
 
     For example, RTX 4090 becomes RTX4090.
@@ -176,7 +180,7 @@ def _words(name: str) -> list[str]:
 
 def _product(name: str) -> tuple[tuple[str, ...], str | None]:
     """Return ((model, variants in order), memory size or None)."""
-    model, *attributes = _words(name) or [""]
+    model, *attributes = _product_words(name) or [""]
     size = next((word for word in attributes if re.fullmatch(r"\d+GB", word)), None)
     # RTXPRO exists only as Blackwell, so that word is not a variant
     variants = _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS

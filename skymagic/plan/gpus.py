@@ -216,8 +216,8 @@ def allot(
     hold all of them.
     """
     gpu = request.gpu
-    matching = _fitting(gpu, available)
-    barred = [device for device in matching if _barred(device, request.resizes)]
+    matching = _matching_devices(gpu, available)
+    barred = [device for device in matching if _is_unusable(device, request.resizes)]
     in_use = [device for device in matching if device.users and device not in barred]
     free = [device for device in matching if device not in barred and device not in in_use]
     per_node_gpus = gpu.count if gpu is not None else None
@@ -245,7 +245,7 @@ def allot(
         )
     if not selected:
         return Allotment(procs_per_node=request.procs_per_node or 1)
-    devices = _parted(selected, nodes)
+    devices = _split_among_nodes(selected, nodes)
     per_node = request.procs_per_node or min(map(len, devices))
     if isinstance(gpu, Accelerator) and gpu.count > per_node and gpu.count % per_node:
         raise RequestError(explain_uneven(gpu.count, per_node))
@@ -266,7 +266,9 @@ def allot(
     return replace(allotment, notes=(_description(allotment, request), *notes))
 
 
-def _fitting(gpu: Accelerator | GpuChoice | None, devices: Sequence[GpuDevice]) -> list[GpuDevice]:
+def _matching_devices(
+    gpu: Accelerator | GpuChoice | None, devices: Sequence[GpuDevice]
+) -> list[GpuDevice]:
     if isinstance(gpu, GpuChoice) and gpu.selectors:
         return [device for word in gpu.selectors for device in _called(devices, word)]
     return [
@@ -276,7 +278,7 @@ def _fitting(gpu: Accelerator | GpuChoice | None, devices: Sequence[GpuDevice]) 
     ]
 
 
-def _barred(device: GpuDevice, own: str) -> bool:
+def _is_unusable(device: GpuDevice, own: str) -> bool:
     """Return True if it cannot be used.
 
     Another pool holds it, or its mode admits no further process.
@@ -288,7 +290,9 @@ def _barred(device: GpuDevice, own: str) -> bool:
     )
 
 
-def _parted(devices: Sequence[GpuDevice], nodes: int) -> tuple[tuple[GpuDevice, ...], ...]:
+def _split_among_nodes(
+    devices: Sequence[GpuDevice], nodes: int
+) -> tuple[tuple[GpuDevice, ...], ...]:
     """Split GPUs equally among the nodes; nodes share GPUs if there are fewer."""
     share = len(devices) // nodes
     if share == 0:

@@ -67,7 +67,7 @@ class PipIndex:
     def __repr__(self) -> str:
         return f"PipIndex({masked(self.url)!r}, packages={self.packages!r})"
 
-    def serves(self, requirement: str) -> bool:
+    def must_provide(self, requirement: str) -> bool:
         """Return True if this requirement must come from this index."""
         from packaging.utils import canonicalize_name
 
@@ -119,7 +119,7 @@ class Image:
             mistakes.append(f"env is a dict of strings, not {type(self.env).__name__}")
         object.__setattr__(self, "env", dict(self.env) if isinstance(self.env, Mapping) else {})
         mistakes += _malformed(self)
-        requirements = _parsed(self.pip, mistakes)
+        requirements = _parse_requirements(self.pip, mistakes)
         mistakes += _conflicts(requirements)
         if mistakes:
             raise RequestError([masked(mistake) for mistake in mistakes])
@@ -149,11 +149,11 @@ class Image:
         """
         mistakes: list[str] = []
         images = (self, *others)
-        python = _agreed("python", [image.python for image in images], mistakes)
+        python = _only_value("python", [image.python for image in images], mistakes)
         env: dict[str, str] = {}
         for name in dict.fromkeys(name for image in images for name in image.env):
             values = [image.env.get(name) for image in images]
-            agreed = _agreed(f"environment variable {name}", values, mistakes, secret=True)
+            agreed = _only_value(f"environment variable {name}", values, mistakes, secret=True)
             if agreed is not None:
                 env[name] = agreed
         try:
@@ -176,14 +176,14 @@ class Image:
         """Return a sentence for each package requested in several compatible ways."""
         return [
             masked(f"{_name(same[0])} is asked for {len(same)} times: {', '.join(map(str, same))}")
-            for same in _by_name(_parsed(self.pip, [])).values()
+            for same in _by_name(_parse_requirements(self.pip, [])).values()
             if len(same) > 1
         ]
 
 
 def projects(pip: Iterable[str]) -> list[str]:
     """Return the projects that requirements name."""
-    return [requirement.name for requirement in _parsed(pip, [])]
+    return [requirement.name for requirement in _parse_requirements(pip, [])]
 
 
 def explain_unsatisfied(image: Image, installed: Mapping[str, str]) -> list[str]:
@@ -216,7 +216,7 @@ def explain_unsatisfied(image: Image, installed: Mapping[str, str]) -> list[str]
         for text in image.pip
         if is_place(text)
         or (
-            any(parsed.url for parsed in _parsed([text], []))
+            any(parsed.url for parsed in _parse_requirements([text], []))
             and not list(unsatisfied_requirements([text], installed))
         )
     ]
@@ -232,7 +232,7 @@ def unsatisfied_requirements(
     versions: dict[str, str] = {
         canonicalize_name(name): version for name, version in installed.items()
     }
-    for requirement in _parsed(pip, []):
+    for requirement in _parse_requirements(pip, []):
         if requirement.marker and not requirement.marker.evaluate():
             continue
         version = versions.get(_name(requirement)) or None
@@ -244,7 +244,7 @@ def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str
     text = masked(str(requirement)).removesuffix(LATEST)
     quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
     serving = [
-        index for index in indexes if isinstance(index, str) or index.serves(str(requirement))
+        index for index in indexes if isinstance(index, str) or index.must_provide(str(requirement))
     ]
     return (
         " ".join(
@@ -298,7 +298,7 @@ def _malformed(image: Image) -> list[str]:
     return mistakes
 
 
-def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
+def _parse_requirements(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
     """Return the requirements that name a project; append unreadable ones to `mistakes`."""
     if not pip:
         return []
@@ -329,7 +329,9 @@ def is_place(text: str) -> bool:
 @lru_cache(4096)
 def project(text: str) -> str | None:
     """Return the canonical project name of a requirement, or None for a URL or path."""
-    return None if is_place(text) else next(iter(map(_name, _parsed((text,), []))), None)
+    return (
+        None if is_place(text) else next(iter(map(_name, _parse_requirements((text,), []))), None)
+    )
 
 
 def _name(requirement: Requirement) -> str:
@@ -370,7 +372,7 @@ def _conflicts(requirements: list[Requirement]) -> list[str]:
     return mistakes
 
 
-def _agreed(
+def _only_value(
     what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False
 ) -> str | None:
     """Return the only value that is set, or None.

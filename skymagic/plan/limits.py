@@ -17,9 +17,9 @@ The memory of its cells is additional.
 MOST_DESCRIPTORS = 1 << 16
 """Limit of open files that an agent sets for its children, if the system permits it."""
 RANK_DESCRIPTORS, OWN_DESCRIPTORS = 7, 130
-"""Open files that a node's agent is given: per rank, and for itself.
+"""Open files allowed for a node's agent: per rank, and for the agent itself.
 
-An agent has the most of all processes. Measured, it opens 4 for each rank, and 13 of its own.
+No process opens more than an agent. Measured: 4 for each rank, and 13 for the agent itself.
 """
 RANKS_PER_CORE = 32
 """Maximum number of ranks per core that start without confirmation by the user."""

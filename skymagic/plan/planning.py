@@ -32,9 +32,9 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     """
     mistakes: list[str] = []
     nodes = request.nodes or 1
-    allotment = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
+    allotment = _allot_gpus(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
     shape = Topology(nodes, allotment.procs_per_node)
-    mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
+    mistakes += [*_meaningless_options(request), *_too_small(request, shape, inventory)]
     mistakes += limits.refusal(shape.world_size, inventory.descriptors, "on this machine")
     image = _image(request, mistakes)
     python = image.python or ""
@@ -69,7 +69,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     if nodes > len(inventories):
         mistakes.append(f"--nodes {nodes} needs as many hosts, and {len(inventories)} are named")
     allotments = [
-        _allotted(request, inventory, devices, 1, inventory.hostname, mistakes)
+        _allot_gpus(request, inventory, devices, 1, inventory.hostname, mistakes)
         for inventory, devices in _disjoint(request, inventories[:nodes])
     ]
     counts = [len(allotment.devices[0]) if allotment.devices else 0 for allotment in allotments]
@@ -79,7 +79,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         )
     shape = Topology(nodes, max(allotment.procs_per_node for allotment in allotments))
     for inventory in inventories[:nodes]:
-        mistakes += _too_weak(request, inventory)
+        mistakes += _resource_mistakes(request, inventory)
     head = inventories[0]
     mistakes += limits.refusal(
         shape.world_size, head.descriptors, f"in a pool whose head is {head.hostname}"
@@ -111,7 +111,7 @@ def _image(request: PoolRequest, mistakes: list[str]) -> Image:
     return request.image
 
 
-def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
+def _resource_mistakes(request: PoolRequest, inventory: Inventory) -> list[str]:
     return [
         f"{option} {amount} is more than {inventory.hostname} has ({available})"
         for option, amount, available in _short(request, inventory)
@@ -135,7 +135,7 @@ def _short(
             yield option, amount, f"{available:.12g} {unit}"
 
 
-def _allotted(
+def _allot_gpus(
     request: PoolRequest,
     inventory: Inventory,
     devices: Sequence[GpuDevice],
@@ -204,7 +204,7 @@ def too_few_gpus(request: PoolRequest, devices: Sequence[GpuDevice]) -> bool:
     )
 
 
-def _elsewhere(request: PoolRequest) -> list[str]:
+def _meaningless_options(request: PoolRequest) -> list[str]:
     """Return a mistake for each option that has no meaning on the notebook's own machine."""
     mistakes = unsupported_options(request, "local")
     if request.provider not in ("auto", "local"):
@@ -274,7 +274,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
             reasons.append(
                 f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {amount}"
             )
-    reasons += _lacks(request, running)
+    reasons += _missing_properties(request, running)
     if "region" in stated and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
     for name in (field for field in TAKEN_BY if field not in ("ssh", "region", "max_price")):
@@ -323,7 +323,7 @@ def _limit(seconds: float | None) -> str:
     return "none" if seconds is None else duration_text(seconds)
 
 
-def _lacks(request: PoolRequest, running: Plan) -> list[str]:
+def _missing_properties(request: PoolRequest, running: Plan) -> list[str]:
     """Return a sentence for each stated property that a pool lacks."""
     stated, pool_request = request.stated_fields(), running.request
     reasons = []

@@ -74,7 +74,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a pool: a value that is printed, compared and executed as it is.
+    """The plan of a pool: a value that can be printed, compared and executed.
 
     Attributes:
         request: the request that it satisfies.

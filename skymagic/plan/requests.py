@@ -231,7 +231,7 @@ class PoolRequest:
         address: address of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
         slurm: options of sbatch by their long names, each with its value: "" for an option without
             a value, "none" to omit one of skymagic's.
-        kubernetes: image, namespace, context, pod-template and pods, as far as they are set.
+        kubernetes: image, namespace, context, pod-template and pods, if set.
         login: login node of a Slurm cluster, reached over SSH; None if Slurm's programs are on this
             machine.
         idle, max_lifetime: seconds.
@@ -411,7 +411,7 @@ class RunRequest:
     dry_run: bool = False
     profile: Selection | None = None
 
-    def who(
+    def participants(
         self, world_size: int, noun: str = "rank", option: str = "--targets"
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return (participating ranks, those of them whose output is shown).

@@ -81,7 +81,7 @@ class AtLeast:
         return f"{self.amount:.12g}{'+' if self.or_more else ''}"
 
 
-def roughly(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Return a duration in at most two units: 2h10m, 4m10s, 0s."""
     total = max(0, round(seconds))
     for unit, fine in ((86400, 3600), (3600, 60)):

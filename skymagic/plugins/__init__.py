@@ -5,7 +5,7 @@ own plugins are listed in `TABLE`. Other packages add theirs through the entry-p
 ``skymagic.plugins``, whose values are factories: functions with keyword parameters that return a
 `Plugin`. Everything here is safe to import on a node, and loaded when it is used.
 
-plugin          the dataclass `Plugin`, and `Cluster`: what a plugin knows of a pool in advance
+plugin          the dataclass `Plugin`, and `Cluster`, the facts about a planned pool
 table           names, factories, options, entry points; order of hooks; sending plugins to ranks
 integrations    ``@sky.integrations.torch``: a process group for one function
 _torch/         PyTorch: its wheels, and a process group per pool that recovers from failures

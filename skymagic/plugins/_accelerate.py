@@ -37,19 +37,19 @@ FSDP = frozenset(
     }
 )
 """Settings that `FullyShardedDataParallelPlugin` reads from the environment, prefixed by FSDP_."""
-_DS = "ACCELERATE_DEEPSPEED_"
+_DEEPSPEED_PREFIX = "ACCELERATE_DEEPSPEED_"
 DEEPSPEED = {
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
-    "zero_stage": f"{_DS}ZERO_STAGE",
-    "offload_optimizer_device": f"{_DS}OFFLOAD_OPTIMIZER_DEVICE",
-    "offload_param_device": f"{_DS}OFFLOAD_PARAM_DEVICE",
-    "offload_optimizer_nvme_path": f"{_DS}OFFLOAD_OPTIMIZER_NVME_PATH",
-    "offload_param_nvme_path": f"{_DS}OFFLOAD_PARAM_NVME_PATH",
-    "zero3_init_flag": f"{_DS}ZERO3_INIT",
-    "zero3_save_16bit_model": f"{_DS}ZERO3_SAVE_16BIT_MODEL",
-    "config_file": f"{_DS}CONFIG_FILE",
-    "moe_layer_cls_names": f"{_DS}MOE_LAYER_CLS_NAMES",
+    "zero_stage": f"{_DEEPSPEED_PREFIX}ZERO_STAGE",
+    "offload_optimizer_device": f"{_DEEPSPEED_PREFIX}OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": f"{_DEEPSPEED_PREFIX}OFFLOAD_PARAM_DEVICE",
+    "offload_optimizer_nvme_path": f"{_DEEPSPEED_PREFIX}OFFLOAD_OPTIMIZER_NVME_PATH",
+    "offload_param_nvme_path": f"{_DEEPSPEED_PREFIX}OFFLOAD_PARAM_NVME_PATH",
+    "zero3_init_flag": f"{_DEEPSPEED_PREFIX}ZERO3_INIT",
+    "zero3_save_16bit_model": f"{_DEEPSPEED_PREFIX}ZERO3_SAVE_16BIT_MODEL",
+    "config_file": f"{_DEEPSPEED_PREFIX}CONFIG_FILE",
+    "moe_layer_cls_names": f"{_DEEPSPEED_PREFIX}MOE_LAYER_CLS_NAMES",
 }
 """Environment variables that `DeepSpeedPlugin` reads, by setting."""
 

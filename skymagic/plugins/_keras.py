@@ -152,7 +152,7 @@ def synchronized(backend: str) -> Iterator[None]:
     model = owner(keras.Model, "fit")
     with Patches() as patches:
         if backend == "torch":
-            patches.put(model, "fit", refused_on_several(model.fit, backend))
+            patches.put(model, "fit", refuse_on_several_ranks(model.fit, backend))
         else:
             patches.put(model, "fit", on_whole_mesh(fit_with_callback(model.fit)))
             for name in ("evaluate", "predict"):
@@ -164,7 +164,7 @@ def synchronized(backend: str) -> Iterator[None]:
 def _refuse(model: type, backend: str) -> None:
     """Refuse ``fit`` on several ranks for the rest of the process's life."""
     trainer = owner(model, "fit")
-    trainer.fit = refused_on_several(trainer.fit, backend)
+    trainer.fit = refuse_on_several_ranks(trainer.fit, backend)
 
 
 def owner(kind: type, name: str) -> Any:
@@ -172,7 +172,7 @@ def owner(kind: type, name: str) -> Any:
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
-def refused_on_several(plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def refuse_on_several_ranks(plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Return a ``fit`` that raises RuntimeError in a run of several ranks.
 
     Each of them would train its own model.
@@ -242,7 +242,7 @@ class SharedSeeds:
         from keras.src.utils import rng_utils
 
         # A seed that exists was set by the user: keras.utils.set_random_seed.
-        if not runtime.everyone() or rng_utils.get_random_seed() is not None:
+        if not runtime.all_ranks_take_part() or rng_utils.get_random_seed() is not None:
             return random.randint(low, high)
         if runtime.run_number() != self._run:
             # Each run on all ranks starts a new sequence.
@@ -268,7 +268,7 @@ def own_devices_in_part_runs() -> Iterator[None]:
     import keras
 
     mesh = keras.distribution.distribution()
-    if mesh is None or runtime.everyone():
+    if mesh is None or runtime.all_ranks_take_part():
         yield
         return
     keras.distribution.set_distribution(None)
@@ -286,7 +286,7 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(plain)
     def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not runtime.everyone() and any(
+        if not runtime.all_ranks_take_part() and any(
             not getattr(v.value, "is_fully_addressable", True) for v in model.variables
         ):
             part = len(runtime.participants())
@@ -310,7 +310,7 @@ def equal_parts() -> Any:
     """
     import jax
 
-    if jax.process_count() == 1 or not runtime.everyone():
+    if jax.process_count() == 1 or not runtime.all_ranks_take_part():
         return None
     import keras
     import numpy as np

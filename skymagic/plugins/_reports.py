@@ -35,7 +35,7 @@ def report_progress(
 ) -> None:
     """Report a library's progress.
 
-    Values that cannot be reported are left out, because the training must go on.
+    Values that cannot be reported are left out, because the training must continue.
     """
     reportable = {
         str(name): value for name, value in (numbers or {}).items() if name not in RESERVED
@@ -107,16 +107,16 @@ def _lightning(module: types.ModuleType) -> None:
                 self.total = float(trainer.estimated_stepping_batches)
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            self.tell(trainer, look=time.monotonic() - self.looked >= self.wait)
+            self.report_step(trainer, look=time.monotonic() - self.looked >= self.wait)
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.state.fn == "fit" and not trainer.sanity_checking:
-                self.tell(trainer)
+                self.report_step(trainer)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self.tell(trainer)
+            self.report_step(trainer)
 
-        def tell(self, trainer: Any, *, look: bool = True) -> None:
+        def report_step(self, trainer: Any, *, look: bool = True) -> None:
             report_progress(trainer.global_step, self.total)
             if look:
                 start = time.monotonic()

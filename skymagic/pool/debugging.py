@@ -49,7 +49,7 @@ def set_level(level: str) -> None:
         _remove_old_files()
     debug_log.set_level(level)
     for pool in registry.pools():
-        if pool.resources.started:
+        if pool.resources.has_agents:
             pool.agents.set_log_level(level)
 
 

@@ -63,13 +63,13 @@ class Replacement:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if lost machines are replaced."""
         return self._replace is not None
 
     def begin(self, index: int) -> bool:
         """Start to replace a lost node, and return at once. Return False if replacement is off."""
-        if not self.wanted or self._stop.is_set():
+        if not self.is_enabled or self._stop.is_set():
             return False
         with self._lock:
             self.lost.add(index)
@@ -145,7 +145,7 @@ class Replacement:
 
     def _exchange(self, lost: list[int]) -> None:
         assert self._replace is not None
-        machines = self._replace(lost, self._tell, self._stop)
+        machines = self._replace(lost, self._announce, self._stop)
         if not machines or self._stop.is_set():
             return
         logger.info(
@@ -163,7 +163,7 @@ class Replacement:
         have = verb_form(len(ranks), "has", "have")
         self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")
 
-    def _tell(self, text: str) -> None:
+    def _announce(self, text: str) -> None:
         self._announced = str(text)
         if self._status.state not in (State.STOPPING, State.STOPPED):
             self._dispatch.note(str(text))
@@ -214,7 +214,7 @@ class AgentEvents(AgentObserver):
     def _interruption(self, message: wire.InterruptionNotice) -> str:
         name = self._resources.agents.nodes[message.node].name
         text = messages.interruption(message, name, time.time())
-        if message.at is not None and self._replacement.wanted:
+        if message.at is not None and self._replacement.is_enabled:
             text += "; then a replacement is requested"
         return text
 
@@ -242,7 +242,7 @@ class AgentEvents(AgentObserver):
         if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
         if REPLACED in reason:
-            self._taken_over()
+            self._on_taken_over()
             return
         if limit := status.lifetime.reason(now()):  # it expired while the agents were unreachable
             self.on_end(f"ended {limit}")
@@ -266,7 +266,7 @@ class AgentEvents(AgentObserver):
             status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # without a run in flight, the next run reports it
 
-    def _taken_over(self) -> None:
+    def _on_taken_over(self) -> None:
         """Give the pool up after another notebook has attached to it (``--take-over``).
 
         Nothing has died, but nothing of the pool belongs to this notebook any more. Each node's
@@ -287,9 +287,9 @@ class AgentEvents(AgentObserver):
         self._dispatch.close(f"{text}: {status.remedy}")
         self._dispatch.end(text)
         # on a separate thread, because closing waits for this one
-        threading.Thread(target=self._leave_taken, name="skymagic-leave", daemon=True).start()
+        threading.Thread(target=self._leave_taken_pool, name="skymagic-leave", daemon=True).start()
 
-    def _leave_taken(self) -> None:
+    def _leave_taken_pool(self) -> None:
         try:
             self._leave()
         except Exception:

@@ -92,7 +92,7 @@ def ensure(
             if not isinstance(step, Attach):
                 raise
             # the record may be out of date: only the provider knows what is running
-            # (`_attached` wraps the provider's error)
+            # (`_attach` wraps the provider's error)
             kind = next(
                 (
                     error.kind
@@ -127,8 +127,8 @@ def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) 
         request,
         own_pools(),
         recorded_pools(),
-        allocate=providers.placed,
-        runs=still_runs,
+        allocate=providers.with_provider,
+        runs=is_still_running,
         resize=resize,
         start=start,
     )
@@ -169,7 +169,7 @@ def recorded_pools() -> Iterator[PoolRecord]:
         yield record
 
 
-def still_runs(record: PoolRecord) -> bool:
+def is_still_running(record: PoolRecord) -> bool:
     """Ask a pool's hosts or scheduler whether the pool still runs after its notebook has left it.
 
     Return False if that cannot be determined: a record may outlive its pool, and must not block the
@@ -226,13 +226,15 @@ def plan_of(
     defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
 ) -> Plan:
     """Plan a new pool and start nothing. Raises RequestError with all mistakes of the request."""
-    _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
+    _, survey = survey_provider(
+        with_imports(providers.with_provider(request), namespace, defaults), tell
+    )
     # the plan is a value that outlives the survey's connections to hosts
     survey.close()
     return survey.plan
 
 
-def runs_already(request: PoolRequest) -> bool:
+def has_running_pool(request: PoolRequest) -> bool:
     """Return True if a running pool serves a request, so that `ensure` makes none."""
     return isinstance(start_plan(request, own_pools()), Reuse)
 
@@ -295,17 +297,21 @@ class Maker:
         return pool, []
 
     def _make_new(self, name: str, request: PoolRequest) -> Pool:
-        provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        provider, survey = survey_provider(
+            with_imports(request, self.namespace, self.defaults), self.tell
+        )
         # once the pool has started, the survey and its connections are the pool's
         with _closed_on_failure(survey):
             confirm(survey.plan)
-            return self._started(self._pool(name, provider, survey))
+            return self._start_ranks(self._pool(name, provider, survey))
 
     def _declare(self, name: str, request: PoolRequest) -> Pool:
         """Declare a pool without making anything of it; it replaces an ended pool of this name."""
         # Surveyed now, so that mistakes and the price appear where the user has written them, and
         # again when the pool is made: by then, hosts or prices may have changed.
-        provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        provider, survey = survey_provider(
+            with_imports(request, self.namespace, self.defaults), self.tell
+        )
         with contextlib.closing(survey):
             pool = self._pool(name, provider, survey)
             pool.move(PoolEvent.DECLARE)
@@ -327,7 +333,7 @@ class Maker:
         Raises:
             RequestError: the nodes do not fit, and nothing has changed.
         """
-        provider = providers.serving(request)
+        provider = providers.provider_for(request)
         survey = provider.plan(request, self.tell)
         plan = survey.plan
         with _closed_on_failure(survey):
@@ -347,7 +353,7 @@ class Maker:
             )
             # before the new one: it may need the same hosts, GPUs or quota
             pool.close(how=messages.WAS_RECREATED)
-            return self._started(
+            return self._start_ranks(
                 Pool(
                     pool.name,
                     provider,
@@ -363,7 +369,7 @@ class Maker:
             name, provider, survey, self.namespace, self.defaults, registry.unregister_closed
         )
 
-    def _started(self, pool: Pool) -> Pool:
+    def _start_ranks(self, pool: Pool) -> Pool:
         """Start a pool's ranks and register it with this notebook.
 
         The pool is recorded before its machines are requested.
@@ -384,7 +390,7 @@ class Maker:
         elif replaced.ended is not None and not replaced.plan.request.lazy:
             self.tell(f"{replaced.ended}, and its variables are gone")
         is_drawn = self.tell is print_note and live.is_watched()
-        with panel.shown_start(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
+        with panel.start_panel(self.tell, partial(_picture, pool), drawn=is_drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.register(pool)
             # Registered before its start: a process that exits meanwhile closes all registered
@@ -425,7 +431,7 @@ def with_imports(
     return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
 
-def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
+def survey_provider(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
     """Survey the provider that serves a request. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
     # Warn about modules in the working folder before code from them runs.
@@ -436,7 +442,7 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     }
     for warning in plugins.shadowing_packages(names, Path.cwd()) if names else ():
         tell(warning)
-    provider = providers.serving(request)
+    provider = providers.provider_for(request)
     # All mistakes at once: the user corrects the line once.
     try:
         survey = provider.plan(request, tell)
@@ -493,7 +499,7 @@ def attach(
     with records.locked(
         record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")
     ):
-        pool, unfinished = _attached(name, namespace, defaults, take_over)
+        pool, unfinished = _attach(name, namespace, defaults, take_over)
     logger.info(
         "attached to the pool: pool=%s job=%s unfinished_runs=%s",
         pool.name,
@@ -512,7 +518,7 @@ def attach(
     return pool, unfinished
 
 
-def _attached(
+def _attach(
     name: str, namespace: Namespace, defaults: Defaults, take_over: bool
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
@@ -537,7 +543,7 @@ def _attached(
         )
     if not (take_over or records.is_left(record)):
         raise PoolError(
-            f"{records.held_words(record)}: end that notebook, or take the pool away from it: "
+            f"{records.owner_message(record)}: end that notebook, or take the pool away from it: "
             f"%sky_attach {name} --take-over",
             code="pool-held",
             names=[name],
@@ -546,7 +552,7 @@ def _attached(
     attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]
     if isinstance(key.accesses[0], head.NodeAccess):  # this is a notebook job on the pool's head
         pool_request = key.plan.request  # the head has no credentials of the cloud
-        provider = providers.serving(
+        provider = providers.provider_for(
             replace(pool_request, provider="ssh") if key.plan.region else pool_request
         )
         attach_nodes = head.attach
@@ -587,7 +593,7 @@ def _attached(
 
 def attaching_provider(key: keys.PoolKey) -> Any:
     """Return the provider of a pool that can be attached. Raises PoolError for other pools."""
-    provider = providers.serving(key.plan.request)
+    provider = providers.provider_for(key.plan.request)
     if not isinstance(provider, Attachable):
         raise PoolError(
             f"pools of --provider {key.plan.provider} cannot be attached", code="attach"

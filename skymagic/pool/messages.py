@@ -154,10 +154,12 @@ def suggest_without_ranks(lost: Sequence[int], world_size: int, *, replaced: boo
     Args:
         replaced: True if replacements are requested.
     """
-    return "; ".join(ways_without(lost, world_size, replaced=replaced))
+    return "; ".join(suggestions_without_ranks(lost, world_size, replaced=replaced))
 
 
-def ways_without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> list[str]:
+def suggestions_without_ranks(
+    lost: Sequence[int], world_size: int, *, replaced: bool = False
+) -> list[str]:
     """Suggest what to do when the machines of these ranks are gone, one sentence per error line."""
     remaining = [rank for rank in range(world_size) if rank not in lost]
     targets = ",".join(map(str, remaining))
@@ -210,7 +212,7 @@ def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) 
     return f"{rank_words(ranks)} {predicate}: {clone_command(ranks, origin, names)}"
 
 
-def sent_instead(
+def replaced_value_warnings(
     manifest: Manifest, bindings: Bindings, ranks: Sequence[int], namespace: Namespace
 ) -> list[str]:
     """Warn if replaced ranks get the notebook's value of a name that other ranks have rebound.

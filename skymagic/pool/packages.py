@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, own_wheel
+from skymagic.bootstrap.local_wheels import LocalWheel, NoWheel, local_wheel
 from skymagic.bootstrap.provision import Addition
 from skymagic.bootstrap.requirements import own_names, pinned, preferred
 from skymagic.data.capture import installed
@@ -77,7 +77,7 @@ class Packages:
         # The user edits these sources between cells: look at their times, and ask for another wheel
         # if they differ. Distributions from an index do not change by themselves.
         if self._sources and self._status.defaults.packages != "off":
-            self._settled -= self._changed(names)
+            self._settled -= self._changed_modules(names)
         if (
             names <= self._settled
             or not self._status.plan.remote
@@ -97,17 +97,17 @@ class Packages:
         )
         return (
             frozenset()
-            if open_names and self._nodes and self._are_there(open_names)
+            if open_names and self._nodes and self._are_installed(open_names)
             else open_names
         )
 
-    def _changed(self, names: frozenset[str]) -> set[str]:
+    def _changed_modules(self, names: frozenset[str]) -> set[str]:
         """Filter the names whose source files differ from what the nodes have."""
         tops = {name.partition(".")[0] for name in names} & set(self._sources)
         changed = {top for top in tops if installed.source_stamp(top) != self._sources[top]}
         return {name for name in names if name.partition(".")[0] in changed}
 
-    def _are_there(self, names: frozenset[str]) -> bool:
+    def _are_installed(self, names: frozenset[str]) -> bool:
         """Return True if all nodes are known to have these modules in the notebook's versions.
 
         In that case the run need not be prepared twice.
@@ -150,7 +150,7 @@ class Packages:
         with self._lock:
             if distributions_needed:
                 # Without an answer nothing is sent: a guess would fail in the middle of the cell.
-                if silent := self._look():
+                if silent := self._ask_nodes():
                     raise PackagesError(
                         explain_unanswered(silent), code="packages-unknown", names=silent
                     )
@@ -163,7 +163,7 @@ class Packages:
             self._unknown.update(dict.fromkeys(unknown, installed.stamp()))
             self._settled |= needed.names - unknown
 
-    def _look(self, *, again: bool = False) -> list[str]:
+    def _ask_nodes(self, *, again: bool = False) -> list[str]:
         """Ask the nodes what is installed: those not known yet, or all if `again`.
 
         Returns:
@@ -190,14 +190,18 @@ class Packages:
         return [agents.nodes[index].name for index in sorted(pending.values())]
 
     def _provide(
-        self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
+        self, distributions: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
     ) -> None:
         lacking = {
-            index: [distribution for distribution in found if lacks(distribution, environment)]
+            index: [
+                distribution for distribution in distributions if lacks(distribution, environment)
+            ]
             for index, environment in sorted(self._nodes.items())
         }
         wheels = self._wheels(
-            found, {index for index, distributions in lacking.items() if distributions}, screen
+            distributions,
+            {index for index, distributions in lacking.items() if distributions},
+            screen,
         )
         missing = {
             index for index, distributions in lacking.items() if distributions or wheels[index]
@@ -228,7 +232,7 @@ class Packages:
             )
         if self._status.defaults.packages == "ask":
             raise PackagesError(
-                install_question(needed or found, names),
+                install_question(needed or distributions, names),
                 code="packages-missing",
                 names=names,
             )
@@ -251,7 +255,7 @@ class Packages:
             )
         screen.status(f"[{message} {time.monotonic() - started:.1f} s]", last=True)
         # Python does not load a module again; the ranks' objects keep their old classes.
-        for distribution in found:
+        for distribution in distributions:
             if (
                 distribution.key in own_wheels
                 and distribution.module.partition(".")[0] in self._imported
@@ -260,11 +264,11 @@ class Packages:
                     f"[{distribution.name} has changed since the ranks imported it: %sky_restart "
                     "loads the new version]\n"
                 )
-        self._look(again=True)
+        self._ask_nodes(again=True)
 
     def _wheels(
         self, distributions: Sequence[Distribution], without: set[int], screen: Screen
-    ) -> dict[int, list[OwnWheel]]:
+    ) -> dict[int, list[LocalWheel]]:
         """Build the wheels of the notebook's own distributions for nodes that need them.
 
         A node needs a wheel if it lacks the distribution or has it from another source. Packages
@@ -276,7 +280,7 @@ class Packages:
         Returns:
             The wheels by node.
         """
-        wheels: dict[int, list[OwnWheel]] = {index: [] for index in self._nodes}
+        wheels: dict[int, list[LocalWheel]] = {index: [] for index in self._nodes}
         for name in own_names([distribution.name for distribution in distributions]):
             lacking = {index for index in self._nodes if name not in self._nodes[index].versions}
             installed_by_us = {index for index in self._nodes if name in self._own.get(index, {})}
@@ -286,7 +290,7 @@ class Packages:
             if node.install is None:
                 continue  # skymagic does not change it: one message lists everything that it lacks
             try:
-                wheel = own_wheel(name, lambda message: screen.status(f"[{message}]"))
+                wheel = local_wheel(name, lambda message: screen.status(f"[{message}]"))
             except NoWheel as problem:
                 raise PackagesError(
                     no_wheel(name, str(problem)), code="no-wheel", names=[name]
@@ -345,19 +349,19 @@ class Packages:
                 names=packages,
             )
         with self._lock:
-            self._look()
+            self._ask_nodes()
             before = dict(self._nodes)
             problems = self._install(
                 dict.fromkeys(range(len(nodes)), manual_addition(packages)), report, lambda: False
             )
             # also after a failure: some nodes may have the packages by now, in whatever version
-            self._look(again=True)
+            self._ask_nodes(again=True)
             self._settled.clear()
             if problems:
                 raise PackagesError("\n".join(problems))
-            return self._replaced(before)
+            return self._replaced_while_imported(before)
 
-    def listed(self) -> dict[str, Environment]:
+    def environments(self) -> dict[str, Environment]:
         """Return the packages installed on each node, by name of the node.
 
         Nodes that do not answer are omitted.
@@ -370,7 +374,7 @@ class Packages:
                 notebooks_own(self._status.name, "list"), code="notebook-environment"
             )
         with self._lock:
-            self._look(again=True)
+            self._ask_nodes(again=True)
             return {
                 self._resources.agents.nodes[index].name: environment
                 for index, environment in sorted(self._nodes.items())
@@ -403,7 +407,7 @@ class Packages:
                 if stopped():
                     raise KeyboardInterrupt
 
-            uploads.append(plane.put([_mapped(path)], progress))
+            uploads.append(plane.put([_map_file(path)], progress))
             return plane.paths(node, uploads[-1])
 
         def install(node: Node, addition: Addition) -> None:
@@ -456,7 +460,7 @@ class Packages:
             for name in modules or ()
         }
 
-    def _replaced(self, before: Mapping[int, Environment]) -> list[str]:
+    def _replaced_while_imported(self, before: Mapping[int, Environment]) -> list[str]:
         """Describe distributions that changed version while ranks have the earlier one imported."""
         modules: dict[str, set[str]] = {}
         for module, names in installed.current_environment().modules.items():
@@ -475,7 +479,7 @@ class Packages:
         ]
 
 
-def _mapped(path: Path) -> memoryview:
+def _map_file(path: Path) -> memoryview:
     """Map a file into memory without reading it at once."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -491,7 +495,7 @@ def requirement(needed: Distribution) -> str:
 
 
 def addition(
-    needed: Iterable[Distribution], environment: Environment, wheels: Sequence[OwnWheel] = ()
+    needed: Iterable[Distribution], environment: Environment, wheels: Sequence[LocalWheel] = ()
 ) -> Addition:
     """Build what a node gets for a run.
 
@@ -540,7 +544,7 @@ def manual_addition(packages: Sequence[str]) -> Addition:
         raise RequestError([f"{path} is not a file here" for path in missing])
     names = [text for text in packages if not is_place(text) or "://" in text]
     try:
-        wheels = tuple(map(own_wheel, own_names(names)))
+        wheels = tuple(map(local_wheel, own_names(names)))
     except NoWheel as problem:
         raise PackagesError(str(problem)) from None
     return Addition(pinned(names), (), preferred(names), tuple(paths), wheels)

@@ -276,7 +276,7 @@ class Pool(SharedStatus):
                 return
             self.move(PoolEvent.STOP)
             # before the runs are ended, which removes them from the scheduler
-            self.stopped_runs = tuple(self.runs.under_way())
+            self.stopped_runs = tuple(self.runs.active_runs())
             self._dispatch.close(f"pool {self.name!r} {how}")
             plugins: list[Step] = [
                 (what, context.close) for what, context in reversed(self._plugin_contexts)
@@ -291,7 +291,7 @@ class Pool(SharedStatus):
                 )
             finally:
                 self.move(PoolEvent.STOPPED)
-                if self.resources.started:
+                if self.resources.has_agents:
                     self.last_lines = self.agents.last_lines
                 records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
 
@@ -312,7 +312,7 @@ class Pool(SharedStatus):
         return (
             wanted_to_stay
             and self.plan.outlives
-            and self.resources.started
+            and self.resources.has_agents
             and pool_key(self) is not None
         )
 
@@ -403,7 +403,9 @@ class Pool(SharedStatus):
 
     def status(self) -> list[tuple[object, ...]]:
         """Return a row for each rank: rank, node, host, process ID, state."""
-        return rows(self.plan.topology, self.agents, self.state) if self.resources.started else []
+        return (
+            rows(self.plan.topology, self.agents, self.state) if self.resources.has_agents else []
+        )
 
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
@@ -431,7 +433,7 @@ class Pool(SharedStatus):
         )
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
-        """Return the resource usage of the ranks, as far as it is known.
+        """Return the known resource usage of the ranks.
 
         Args:
             window: seconds over which to measure the processors' utilization; 0 for the time since

@@ -104,10 +104,10 @@ def folder() -> Path:
 
 def write(record: PoolRecord) -> None:
     """Write a record; if the home folder is not writable, nothing is recorded."""
-    atomic.keep(_path(record.job_id), packed(record))
+    atomic.keep(_path(record.job_id), encode(record))
 
 
-def packed(record: PoolRecord) -> bytes:
+def encode(record: PoolRecord) -> bytes:
     """Return the content of a record's file."""
     # JSON and not pickle: every notebook of this user reads all records, also those of other
     # versions
@@ -127,7 +127,7 @@ def hand_over(record: PoolRecord) -> None:
     with locked("records"):
         # Read again: the previous owner may have saved another key since `record` was read, for
         # example because a machine was replaced.
-        write(_taken(of_job(record.job_id) or record))
+        write(_with_this_owner(of_job(record.job_id) or record))
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def _local() -> list[PoolRecord]:
     return []
 
 
-def taken_words(record: PoolRecord) -> str:
+def taken_message(record: PoolRecord) -> str:
     """Explain why a second pool of this name is not rented, and what to do."""
     return (
         f"{record_text(record)}: end that notebook, take the pool away from it (%sky_attach "
@@ -205,7 +205,7 @@ def taken_words(record: PoolRecord) -> str:
     )
 
 
-def left_words(record: PoolRecord) -> str:
+def left_message(record: PoolRecord) -> str:
     """Explain why a pool cannot have the name of one that its notebook has left, and what to do."""
     return (
         f"{record_text(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
@@ -233,11 +233,11 @@ def claim(record: PoolRecord) -> None:
                 and other.process != record.process
                 and not is_left(other)
             ):
-                raise PoolError(taken_words(other), code="pool-held")
+                raise PoolError(taken_message(other), code="pool-held")
         write(record)
 
 
-def _taken(record: PoolRecord) -> PoolRecord:
+def _with_this_owner(record: PoolRecord) -> PoolRecord:
     return replace(
         record,
         machine=socket.gethostname(),
@@ -271,7 +271,7 @@ def remove(job_id: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def own(job_id: str) -> bool:
+def is_own(job_id: str) -> bool:
     """Return True if a pool still belongs to this process and was not taken over."""
     record = of_job(job_id)
     return record is not None and record.process == identity()
@@ -333,7 +333,7 @@ def is_left(record: PoolRecord) -> bool:
         return not record.process
     # The identity includes the time of the process's start, because its ID may be in use again.
     pid, _, _ = record.process.partition(" ")
-    return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
+    return not pid.isdigit() or identity(int(pid)) != record.process or not _is_alive(int(pid))
 
 
 def named(name: str) -> PoolRecord:
@@ -361,7 +361,7 @@ def named(name: str) -> PoolRecord:
     )
 
 
-def left_here(name: str | None) -> list[PoolRecord]:
+def left_on_this_machine(name: str | None) -> list[PoolRecord]:
     """List the pools left on this machine that have this name or job ID; all if it is None."""
     return [
         entry
@@ -384,7 +384,7 @@ def record_text(record: PoolRecord) -> str:
     )
 
 
-def held_words(record: PoolRecord) -> str:
+def owner_message(record: PoolRecord) -> str:
     """State which notebook has a pool."""
     return f"pool {record.name!r} is in use by {holder(record)}"
 
@@ -473,7 +473,7 @@ def _path(job_id: str) -> Path:
     return folder() / f"{job_id}.json"
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

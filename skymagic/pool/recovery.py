@@ -143,7 +143,7 @@ class Recovery:
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
         has_left_group = not all(outcome.joined for outcome in outcomes)
         is_broken = bool(dead) or has_left_group or report.freed or report.out_of_step
-        must_settle = not report.good and any(
+        must_settle = not report.succeeded and any(
             plugin.settle is not None for plugin in self._status.plugins
         )
         if (is_broken or must_settle) and self._status.state in (State.READY, State.RUNNING):
@@ -410,7 +410,7 @@ class Recovery:
         starting = {*everyone} - {*alive} if form else ()
         with HangWatch(self._resources.agents, submission.pending, starting) as watch:
             report = self._send(submission, order, "", Screen(), limits)
-        if not report.good:
+        if not report.succeeded:
             problems = at_fault(report, watch.problems)
             logger.warning(
                 "process groups not formed: pool=%s generation=%s ranks=%s",

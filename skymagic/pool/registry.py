@@ -136,7 +136,7 @@ def unregister_closed(pool: Pool) -> None:
         Path(folder, NOTEBOOK_CLOSED).touch()
     # The record of a pool that another notebook has taken is that notebook's. That of a pool with
     # unreached machines is needed to end them later.
-    if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
+    if pool.plan.outlives and not pool.unreached and records.is_own(pool.job_id):
         records.remove(pool.job_id)
     unregister(pool)
 

@@ -162,7 +162,7 @@ def rank_specs(
 
 
 Step = tuple[str, Callable[[], object]]
-"""(name of what is released, function that releases it)"""
+"""(name of a resource, function that releases it)"""
 
 
 @dataclass(eq=False, repr=False)
@@ -197,7 +197,7 @@ class PoolResources:
         return self._shipper
 
     @property
-    def started(self) -> bool:
+    def has_agents(self) -> bool:
         """True if there are agents."""
         return self._agents is not None
 
@@ -220,7 +220,7 @@ class PoolResources:
         import skymagic.data.shipping.shipper  # noqa: F401  # while the agents start
 
         say(passing_step("starting the forkservers"))
-        nodes = agents.meet(START_TIMEOUT)
+        nodes = agents.find_addresses(START_TIMEOUT)
         self._head_port = agents.started[0].port
         agents.order(rank_specs(status, nodes, self._head_port))
         names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
@@ -299,7 +299,7 @@ class PoolResources:
         ranks = self.agents.revive(START_TIMEOUT, machines)
         if (store := self.remote_store()) is not None:
             for index in lost:
-                store.regain(self.agents.nodes[index])
+                store.readmit(self.agents.nodes[index])
         if 0 in lost:
             self._head_port = self.agents.started[0].port
             self._move_store(old_head)

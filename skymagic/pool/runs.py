@@ -102,7 +102,7 @@ class PoolRuns:
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
-            with self.counted():
+            with self.count_run():
                 started = time.monotonic()
                 if self._status.plan.remote and len(spec.source) > LONGEST_SOURCE:
                     extra = {**spec.extra, SOURCE_NAME: spec.source}
@@ -114,7 +114,7 @@ class PoolRuns:
                 ship_seconds = time.monotonic() - started
                 # The store's notes on where values went belong to the cell that sent the values.
                 replaced_notes = (
-                    messages.sent_instead(
+                    messages.replaced_value_warnings(
                         manifest, bindings, spec.ranks, self._resources.shipper.namespace
                     )
                     if bindings.replaced
@@ -124,7 +124,7 @@ class PoolRuns:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
                 report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
-            if not report.good:
+            if not report.succeeded:
                 report.notes += messages.missing_names(report, bindings, spec.source_without_magics)
             # Return without waiting for the recovery: the error is shown now, and the next run
             # waits and shows what the recovery has found.
@@ -136,7 +136,7 @@ class PoolRuns:
     ) -> Report:
         """Show what another notebook has not shown of its run, and wait for the run's ranks."""
         logger.info("run is followed: pool=%s run=%s", self._status.name, run)
-        with self._ends_with_pool(), self._reservation(spec, stop, screen), self.counted():
+        with self._ends_with_pool(), self._reservation(spec, stop, screen), self.count_run():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
             with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -151,7 +151,7 @@ class PoolRuns:
 
         Output that is still on its way to the screen no longer matters.
         """
-        if self._status.plan.outlives and self._resources.started:
+        if self._status.plan.outlives and self._resources.has_agents:
             self._resources.agents.deliver(request_of_run(run), ranks)
 
     def _reservation(self, spec: RunSpec, stop: StopSignal, screen: Screen) -> RankReservation:
@@ -168,7 +168,7 @@ class PoolRuns:
 
         reservation = self._scheduler.request(spec.ranks)
         reservation.run, reservation.check = spec, check
-        reservation.on_wait = lambda other_runs: _tell(
+        reservation.on_wait = lambda other_runs: _note_waiting(
             spec,
             [
                 reservation_before.run
@@ -207,7 +207,7 @@ class PoolRuns:
                 self._status.closed, code="pool-closed", names=[self._status.name]
             ) from problem
 
-    def under_way(self) -> list[RunSpec]:
+    def active_runs(self) -> list[RunSpec]:
         """List the runs that hold their ranks, then the runs that wait for them."""
         return self._scheduler.runs()
 
@@ -259,7 +259,7 @@ class PoolRuns:
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
             loss = f"{rank_words(lost)} {verb_form(len(lost), 'is', 'are')} gone"
-            remedies = messages.ways_without(lost, status.world_size)
+            remedies = messages.suggestions_without_ranks(lost, status.world_size)
             raise PoolStateError(
                 "\n".join([f"{loss} ({reasons})", *remedies]),
                 code="ranks-lost",
@@ -267,7 +267,7 @@ class PoolRuns:
             )
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
+    def count_run(self) -> Iterator[None]:
         """Count a run for the duration of the block; the pool is "running" while there is any."""
         # Runs on disjoint ranks overlap: the first one moves the pool to "running", the last one
         # moves it back.
@@ -360,7 +360,7 @@ class PoolRuns:
             "run ends: pool=%s run=%s good=%s interrupted=%s timed_out=%s freed=%s died=%s",
             self._status.name,
             order.run,
-            report.good,
+            report.succeeded,
             report.interrupted,
             report.timed_out,
             report.freed,
@@ -397,7 +397,7 @@ class PoolRuns:
         return metrics
 
 
-def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
+def _note_waiting(spec: RunSpec, before: Sequence[RunSpec]) -> None:
     """Show the other cells that a run waits for.
 
     Raises PoolStateError for a run that must not wait.
@@ -549,7 +549,7 @@ class Attaching:
         return any(ranks[rank].delivered == request for rank in unfinished.spec.ranks)
 
     def _all_lost(self) -> bool:
-        if not self._resources.started:
+        if not self._resources.has_agents:
             return False
         agents = self._resources.agents
         is_taken = any(REPLACED in reason for reason in agents.gone.values())
@@ -597,10 +597,14 @@ def interrupted_runs(
     for rank, recalled in sorted(recollections.items()):
         if recalled.outcome is not None and recalled.outcome.interrupted:
             by_run.setdefault(recalled.run, {})[rank] = recalled
-    return [_interrupted(by_rank) for run, by_rank in sorted(by_run.items()) if run not in followed]
+    return [
+        _describe_interrupted(by_rank)
+        for run, by_rank in sorted(by_run.items())
+        if run not in followed
+    ]
 
 
-def _interrupted(by_rank: Mapping[int, Recollection]) -> str:
+def _describe_interrupted(by_rank: Mapping[int, Recollection]) -> str:
     """Describe an interrupted run, as its ranks remember it."""
     first = next(iter(by_rank.values()))
     order = first.order

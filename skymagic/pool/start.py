@@ -137,16 +137,16 @@ def start_plan(
     # before: this function runs for each cell, and mostly returns a running pool.
     if running is None:
         request = allocate(request)
-        return _from_elsewhere(request, name, recorded, plan_of, runs) or _new(request, name, start)
+        return _find_elsewhere(request, name, recorded, plan_of, runs) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
         return Reuse(running)
     # Only if the size is all that differs: whether the ranks' variables are worth another image or
     # other GPUs is for the user to decide.
     if resize and not fits(_without_size(request, running.plan), running.plan):
-        return Resize(running, _resized(request, running))
+        return Resize(running, _with_nodes_of(request, running))
     problem = f"pool {running.name!r} is already running"
-    return Refuse(allocate(request), _in_the_way(problem, running.name, differences))
+    return Refuse(allocate(request), _explain_conflict(problem, running.name, differences))
 
 
 def after_refusal(step: Attach, kind: str, start: bool) -> StartPlan | None:
@@ -225,7 +225,7 @@ def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
     )
 
 
-def _resized(request: PoolRequest, pool: SharedStatus) -> PoolRequest:
+def _with_nodes_of(request: PoolRequest, pool: SharedStatus) -> PoolRequest:
     """Return a pool's request with the nodes of another request."""
     own_request = pool.plan.request
     return replace(
@@ -239,7 +239,7 @@ def _resized(request: PoolRequest, pool: SharedStatus) -> PoolRequest:
     )
 
 
-def _from_elsewhere(
+def _find_elsewhere(
     request: PoolRequest,
     name: str,
     recorded: Iterable[PoolRecord],
@@ -278,10 +278,10 @@ def _name_in_the_way(
         if record.name != name or record.provider in RENTED:
             continue
         if not records.is_left(record):
-            return Refuse(request, (records.taken_words(record),), busy=True)
+            return Refuse(request, (records.taken_message(record),), busy=True)
         # asks hosts or a scheduler, so it comes last
         if runs(record):
-            return Refuse(request, (records.left_words(record),), busy=True)
+            return Refuse(request, (records.left_message(record),), busy=True)
     return None
 
 
@@ -292,7 +292,7 @@ def _of_recorded(
     # Under another name, an obstacle is none: the request then makes a pool of its own.
     has_name = record.name == name
     if not records.is_left(record):
-        return Refuse(request, (records.taken_words(record),), busy=True) if has_name else None
+        return Refuse(request, (records.taken_message(record),), busy=True) if has_name else None
     try:
         plan = plan_of(record)
     except PoolError as problem:
@@ -304,10 +304,10 @@ def _of_recorded(
     if not has_name:
         return None
     description = f"pool {name!r}, left by another notebook, is already running"
-    return Refuse(request, _in_the_way(description, name, differences))
+    return Refuse(request, _explain_conflict(description, name, differences))
 
 
-def _in_the_way(what: str, name: str, differences: Sequence[str]) -> tuple[str, str]:
+def _explain_conflict(what: str, name: str, differences: Sequence[str]) -> tuple[str, str]:
     """Explain why a running pool of the requested name does not fit, and what to do about it.
 
     Args:

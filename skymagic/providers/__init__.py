@@ -36,6 +36,6 @@ from skymagic.providers.registry import Ray as Ray
 from skymagic.providers.registry import Slurm as Slurm
 from skymagic.providers.registry import find_pools as find_pools
 from skymagic.providers.registry import names as names
-from skymagic.providers.registry import placed as placed
-from skymagic.providers.registry import serving as serving
+from skymagic.providers.registry import provider_for as provider_for
 from skymagic.providers.registry import stop as stop
+from skymagic.providers.registry import with_provider as with_provider

@@ -100,7 +100,7 @@ class ChannelKey:
         if knows:
             expected = sealed.proof(self.secret, sealed.NODE, session_fingerprint)
             if not hmac.compare_digest(claim.get("proof", "").encode(), expected.encode()):
-                raise UntrustedHost(node, *self._wrong(knows), code="channel-untrusted")
+                raise UntrustedHost(node, *self._problem(knows), code="channel-untrusted")
             with self._lock:
                 self._known.add(node)
                 self._shared = self._shared or knows == sealed.SHARED
@@ -112,7 +112,7 @@ class ChannelKey:
                 "chmod 600 the file if nobody has changed it, then start the pool again",
                 code="channel-untrusted",
             )
-        if not self._first_use or node in self._known or self._shared or self._marked(node):
+        if not self._first_use or node in self._known or self._shared or self._has_mark(node):
             raise UntrustedHost(
                 node,
                 "it does not know the pool's channel key, which it had or which lies in its home "
@@ -132,7 +132,7 @@ class ChannelKey:
             self.unverified.add(node)
         logger.warning("node=%s job=%s was trusted on first use", node, self.job_id)
 
-    def _wrong(self, knows: str) -> tuple[str, str]:
+    def _problem(self, knows: str) -> tuple[str, str]:
         location = (
             f"~/.skymagic/channels/{self.job_id}/key"
             if knows == sealed.SHARED
@@ -144,7 +144,7 @@ class ChannelKey:
             f"end the pool with %sky_down {self.job_id} and start another",
         )
 
-    def _marked(self, node: str) -> bool:
+    def _has_mark(self, node: str) -> bool:
         """Return True if any holder has left its mark next to the key. Waits a while for one."""
         deadline = time.monotonic() + MARK_TIMEOUT
         while True:

@@ -514,12 +514,25 @@ done
 It starts the daemons whose names it reads from its pipe (descriptor 3), and ends after the last
 one, or with the job.
 
+- The folder (``dir``) has mode 0700. It contains ``start``, the named pipe; ``python``, the path of
+  the job's interpreter; and a script for each daemon, put there by `kernels.fork`, which then
+  writes the script's name to the pipe. The ``EXIT`` trap removes the folder. Old folders of holders
+  that were killed are removed at the start.
+- ``exec 3<>`` opens both ends of the pipe: `read` then never sees an end of file when a writer
+  closes its end, and opening does not wait for a writer.
+- ``running`` counts the daemons. ``ending`` is set by a signal. ``alone`` is the background process
+  that ends a holder without daemons; its trap ends its ``sleep`` with it.
+- Each daemon runs in a background subshell that survives the job's signals (``trap :``); the
+  daemon gets these signals and handles them itself. ``3>&-`` closes the pipe, which it must not
+  hold.
 - A scheduler ends a job by a signal to all of its processes. The holder then waits until its
   daemons have ended, because a Slurm step kills the others when its first process has ended.
 - When a daemon ends, ``-`` is written to the pipe. A signal writes an empty line, so that `read`
   returns. A background process writes ``?`` after `HOLDER_SECONDS`; if no daemon runs then, the
   holder ends.
-- A daemon that is killed before it handles signals leaves its folder behind; the holder removes it.
+- A daemon that is killed before it handles signals leaves its folder behind; ``sweep`` removes it
+  unless the daemon has written a log there.
+- ``@SEEN@`` becomes `MARK_SEEN` for a pool with a channel key, and nothing for others.
 - Daemons get no SLURM_* variables, which frameworks would take for those of a launcher (Lightning
   issue 18650).
 """

@@ -242,7 +242,7 @@ def _step(text: str, targets: Sequence[HostPlan]) -> StartStep:
 
 
 class CopyChain:
-    """Programs on several hosts, each passing on what the previous host has.
+    """Programs on several hosts, each copying the files of the previous host.
 
     Args:
         group: hosts with a Python each; the first has the environment.
@@ -317,13 +317,13 @@ class CopyChain:
         if before is not None:
             request |= {
                 "upstream": before.address,
-                "target": link.place,
+                "target": link.upload_folder,
                 "source": self._group[0].facts.folder,
             }
         return _answer(link.process, request)
 
     def discard(self, targets: Sequence[HostPlan]) -> None:
-        """Remove unused upload folders, as far as the hosts can be reached."""
+        """Remove unused upload folders from the hosts that can be reached."""
         folders = [
             (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
             for target in targets
@@ -347,7 +347,7 @@ class _Link:
     target: HostPlan
     address: tuple[str, int]
     process: Process
-    place: str
+    upload_folder: str
 
 
 class _Job:

@@ -16,7 +16,7 @@ from skymagic.bootstrap.running import end_script, list_script, parse_end, parse
 from skymagic.display import live
 from skymagic.display.live import secret_prompt
 from skymagic.errors import HostError, HostsError, PoolError
-from skymagic.plan.units import count, rank_words, roughly
+from skymagic.plan.units import count, rank_words, rough_duration
 from skymagic.providers.provider import RemotePool, RemotePools
 from skymagic.providers.ssh import call_concurrently
 from skymagic.ssh import connecting
@@ -52,12 +52,16 @@ class HostNode:
         Example: "idle for 12m; its notebook is away for 1h; ends in 18m".
         """
         record, now = self.record, self.clock
-        busy = f"a cell runs for {roughly(now - record.busy_since)}" if record.busy_since else ""
-        parts = [busy or f"idle for {roughly(now - (record.idle_since or record.started))}"]
+        busy = (
+            f"a cell runs for {rough_duration(now - record.busy_since)}"
+            if record.busy_since
+            else ""
+        )
+        parts = [busy or f"idle for {rough_duration(now - (record.idle_since or record.started))}"]
         if record.away_since:
-            parts.append(f"its notebook is away for {roughly(now - record.away_since)}")
+            parts.append(f"its notebook is away for {rough_duration(now - record.away_since)}")
         if self.ends is not None:
-            parts.append(f"ends in {roughly(self.ends - now)}")
+            parts.append(f"ends in {rough_duration(self.ends - now)}")
         return "; ".join(parts)
 
     @property

@@ -290,7 +290,7 @@ def _template(file: str) -> JsonObject:
     """Read the user's pod template: a Pod, or the template of a Job. Raises RequestError."""
     if not file:
         return {}
-    api.official()
+    api.official_client()
     import yaml
 
     try:
@@ -384,4 +384,4 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
                     f"Kubernetes job {name} waits: {reason}", "requested", step=f"waits: {reason}"
                 )
             )
-        cluster.changed(labels, version, WATCH_SECONDS)
+        cluster.wait_for_change(labels, version, WATCH_SECONDS)

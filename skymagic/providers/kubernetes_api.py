@@ -66,7 +66,7 @@ ROLE = "docs/how-to/kubernetes.md has a Role with all of them"
 
 
 @cache
-def official() -> Any:
+def official_client() -> Any:
     """Return the official client. Raises ProvisionError with the command that installs it."""
     try:
         import kubernetes
@@ -95,13 +95,13 @@ def configured_at() -> tuple[object, ...]:
     return tuple((str(file), file.stat().st_mtime_ns) for file in _kubeconfigs() if file.exists())
 
 
-def _configured(context: str) -> tuple[Any, str, str]:
+def _load_configuration(context: str) -> tuple[Any, str, str]:
     """Load the client's configuration. Raises RequestError.
 
     Returns:
         The configuration, the context's name ("" in a pod), and the context's namespace.
     """
-    kubernetes = official()
+    kubernetes = official_client()
     from yaml import YAMLError
 
     configuration, config = kubernetes.client.Configuration(), kubernetes.config
@@ -173,12 +173,12 @@ class KubernetesCluster:
     """
 
     def __init__(self, context: str = "", namespace: str = "") -> None:
-        self._configuration, self.context, usual = _configured(context)
+        self._configuration, self.context, usual = _load_configuration(context)
         self._configuration.retries = False  # urllib3 would print each retry
         self.namespace = namespace or usual
-        client = official().client
+        client = official_client().client
         self.client = api = client.ApiClient(self._configuration)
-        """The official client as it is configured."""
+        """The official client with its current configuration."""
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self._version, self._reviews = client.VersionApi(api), client.AuthorizationV1Api(api)
 
@@ -195,7 +195,7 @@ class KubernetesCluster:
             try:
                 answer = call(*args, **options, _preload_content=False, _request_timeout=SECONDS)
                 return dict(json.loads(answer.data))
-            except official().client.ApiException as problem:
+            except official_client().client.ApiException as problem:
                 if problem.status == 404 and not call.__name__.startswith("create"):
                     return {}
                 raise ProvisionError(
@@ -302,12 +302,12 @@ class KubernetesCluster:
         answer = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=labels)
         return sorted(answer["items"], key=_place), answer["metadata"]["resourceVersion"]
 
-    def changed(self, labels: str, version: str, seconds: int) -> None:
+    def wait_for_change(self, labels: str, version: str, seconds: int) -> None:
         """Wait until one of these pods changes after that list, or until the timeout.
 
         Can be interrupted.
         """
-        kubernetes = official()
+        kubernetes = official_client()
         watch = kubernetes.watch.Watch()
         try:
             for _ in watch.stream(
@@ -345,7 +345,7 @@ class KubernetesCluster:
 
     def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:
         """Open a WebSocket to a command that runs in a container. Raises HostError."""
-        kubernetes = official()
+        kubernetes = official_client()
         # a separate client, because `stream` modifies the one it gets
         core = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._configuration))
         try:
@@ -494,7 +494,7 @@ class ExecChannel(SocketChannel):
 
 
 def _frame(kind: str, data: bytes) -> bytes:
-    frames = official().stream.ws_client.ABNF
+    frames = official_client().stream.ws_client.ABNF
     return bytes(frames.create_frame(data, getattr(frames, f"OPCODE_{kind}")).format())
 
 

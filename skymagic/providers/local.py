@@ -80,7 +80,7 @@ class Local:
     def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
         """Return one node: a single agent serves all ranks on this machine."""
         if isinstance(survey, Detached):
-            return [survey.here.node(f"{job_id}-0", run)]
+            return [survey.machine.node(f"{job_id}-0", run)]
         return [
             Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)
         ]
@@ -90,7 +90,7 @@ class Local:
     ) -> tuple[Survey, Sequence[Node]]:
         """Return this machine for a pool that another notebook created here with ``--detach``."""
         survey = Detached(plan, LocalMachine(accesses[0]))
-        return survey, [survey.here.node(accesses[0].daemon, run)]
+        return survey, [survey.machine.node(accesses[0].daemon, run)]
 
 
 class ChildTransport:
@@ -131,7 +131,7 @@ class ChildTransport:
         write_all(self._in, data)
 
     def complaint(self) -> str:
-        """Return what the agent wrote to standard error, or else how it ended.
+        """Return the agent's standard error, or a message on how it ended if that is empty.
 
         Once it runs, the agent writes to a log; standard error holds errors before its start and
         about its failure.
@@ -241,7 +241,7 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
         return (), f"NVIDIA's driver does not answer ({complaint})"
     tree, _ = _smi("-L")
     applications, _ = _smi(f"--query-compute-apps={gpus.APPLICATIONS}")
-    return gpus.parse_nvidia_smi(rows, tree, applications, _held(), (os.getpid(),)), ""
+    return gpus.parse_nvidia_smi(rows, tree, applications, _reserved_sockets(), (os.getpid(),)), ""
 
 
 def _smi(question: str) -> tuple[list[str], str]:
@@ -271,7 +271,7 @@ def _smi(question: str) -> tuple[list[str], str]:
     return [line for line in answer.stdout.splitlines() if line.strip()], ""
 
 
-def _held() -> list[str]:
+def _reserved_sockets() -> list[str]:
     """Return the names of the sockets that agents on this machine use to reserve GPUs."""
     try:
         with open("/proc/net/unix", errors="replace") as file:
@@ -381,12 +381,12 @@ class Detached(Survey):
     Owns the tunnels to the agents: the one here, and those from the head to other nodes.
     """
 
-    here: LocalMachine = field(default_factory=LocalMachine)
+    machine: LocalMachine = field(default_factory=LocalMachine)
     tunnels: tuple[AgentTunnel, ...] = ()
 
     def close(self) -> None:
         """End all agents and tunnels. Twice is safe."""
-        self.here.close()
+        self.machine.close()
         for tunnel in self.tunnels:
             tunnel.close()
 

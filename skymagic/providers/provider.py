@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Survey:
-    """A plan and what the provider learned while making it.
+    """A plan, with the facts and connections that the provider needs to carry it out.
 
     Owns everything that planning and acquiring have opened.
     """

@@ -88,7 +88,7 @@ class PlacedNode:
 
 @dataclass(frozen=True)
 class DriverAnswer:
-    """One answer of the process that is connected to Ray; the request determines its fields.
+    """Answer of the process that is connected to Ray; the request determines its fields.
 
     Attributes:
         error: why the request was refused; "" if it was not.
@@ -505,7 +505,7 @@ class Ray:
         key.share()
         atomic.keep(_note(job_id), survey.link.address.encode())
         pem = tls.certificate()
-        allocated = _placed(survey, pem, say)
+        allocated = _wait_until_placed(survey, pem, say)
         nodes = [
             RayNode(name, job_id, survey.link, index, node.address, key)
             for index, (name, node) in enumerate(zip(_names(allocated), allocated, strict=True))
@@ -615,7 +615,7 @@ def _gpu_resources(
     return {"GPU": float(gpu.count), f"{KIND}{kind or gpu.name}": 0.001}
 
 
-def _placed(survey: RaySurvey, pem: str, say: Say) -> tuple[PlacedNode, ...]:
+def _wait_until_placed(survey: RaySurvey, pem: str, say: Say) -> tuple[PlacedNode, ...]:
     """Wait until Ray has placed the pool and return its nodes. Raises ProvisionError.
 
     Args:

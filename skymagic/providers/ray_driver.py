@@ -279,7 +279,7 @@ class HeldNode:
         if key := self._key():
             caller = Caller(key)
             return any(is_needed(name, caller) for name in names if name != self._name)
-        if all(is_there(name) for name in names):
+        if all(is_started(name) for name in names):
             return False
         self.called = time.monotonic()
         return True
@@ -449,7 +449,7 @@ def is_needed(name: str, caller: Caller) -> bool:
         return True
 
 
-def is_there(name: str) -> bool:
+def is_started(name: str) -> bool:
     """Return True if a node's holder has started, or is gone already."""
     try:
         ray.get(ray.get_actor(name, NAMESPACE).__ray_ready__.remote(), timeout=10)
@@ -473,7 +473,7 @@ class GroupState(NamedTuple):
         return cls(row.get("state", ""), row.get("stats", {}).get("scheduling_state", ""))
 
 
-def waits(
+def placement_problem(
     group: GroupState,
     bundles: Sequence[Mapping[str, float]],
     nodes: Sequence[Mapping[str, float]],
@@ -606,7 +606,7 @@ def allocate(
         group = GroupState.of(WAITING[job])
         if (
             group.state != "CREATED"
-            and (message := waits(group, bundles, alive_resources())) != last_message
+            and (message := placement_problem(group, bundles, alive_resources())) != last_message
         ):
             logger.debug("placement group is %s: job=%s", group.state or "unknown", job)
             yield {"waits": (last_message := message)}

@@ -1,4 +1,4 @@
-"""Select a provider: as Python code, ``sky.SSH("gpu1", "gpu2")``, or by its name.
+"""Select a provider in Python code, such as ``sky.SSH("gpu1", "gpu2")``, or by its name.
 
 Providers are loaded on use.
 """
@@ -224,7 +224,7 @@ TABLE: dict[str, str] = {
 
 The entry-point group ``skymagic.providers`` adds third-party providers.
 """
-RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
+RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:is_set_up"}
 """Providers that ``auto`` may choose, in this order.
 
 The values are functions that return True if the provider is set up here.
@@ -239,7 +239,7 @@ def names() -> list[str]:
     return sorted({*TABLE, *(entry.name for entry in entry_points(group=GROUP))})
 
 
-def placed(request: PoolRequest) -> PoolRequest:
+def with_provider(request: PoolRequest) -> PoolRequest:
     """Return the request with a provider filled in.
 
     Changes a request only if it names no provider and needs something this machine lacks: GPUs, or
@@ -271,7 +271,7 @@ def _load(attribute: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def serving(request: PoolRequest) -> Provider:
+def provider_for(request: PoolRequest) -> Provider:
     """Return the provider for a request: the named one, else this machine or the request's hosts.
 
     Raises:
@@ -320,7 +320,7 @@ def _listable(location: PoolLocation) -> Listable:
         return cast(Listable, rented(location.cloud, location.regions))
     if location.login:
         return cast(Listable, _load(TABLE[name])(location.login))
-    provider = serving(PoolRequest(provider=name))
+    provider = provider_for(PoolRequest(provider=name))
     if not isinstance(provider, Listable):
         raise RequestError(f"pools of --provider {name} cannot be listed")
     return provider

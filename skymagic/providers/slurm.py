@@ -168,10 +168,10 @@ class Slurm:
         return survey
 
     def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
-        mistakes = _elsewhere(request)
+        mistakes = _meaningless_options(request)
         shape = topology(request)
         with collect_mistakes(mistakes):
-            directives, nodes = _asked(login, request)
+            directives, nodes = _job_options(login, request)
             prologue = _prologue(login)
         if mistakes:
             raise RequestError(mistakes)
@@ -248,7 +248,9 @@ class Slurm:
         """
         login = _login(plan.request)
         directives, prologue = (
-            (_asked(login, plan.request)[0], _prologue(login)) if plan.request.replace else ({}, "")
+            (_job_options(login, plan.request)[0], _prologue(login))
+            if plan.request.replace
+            else ({}, "")
         )
         survey = SlurmSurvey(
             plan, accesses[0].installation.requirements, login, directives, prologue
@@ -339,7 +341,7 @@ def _login(request: PoolRequest) -> LoginNode:
     return LoginNode(programs)
 
 
-def _elsewhere(request: PoolRequest) -> list[str]:
+def _meaningless_options(request: PoolRequest) -> list[str]:
     """Return mistakes: options that have no meaning on a cluster."""
     misplaced = ["--ssh is for the way to a login node: name that with --login, or leave it out"]
     return unsupported_options(request, "slurm") + misplaced * (
@@ -347,7 +349,7 @@ def _elsewhere(request: PoolRequest) -> list[str]:
     )
 
 
-def _asked(
+def _job_options(
     login: LoginNode, request: PoolRequest
 ) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
     """Return sbatch's options for a request, and the node kinds it may get.
@@ -392,7 +394,7 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
         usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
     directives = usual
     with collect_mistakes(mistakes):
-        directives = slurm_jobs.asked_directives(request.slurm, usual)
+        directives = slurm_jobs.job_directives(request.slurm, usual)
     if (most := sum(partition.nodes for partition in nodes)) < shape.nodes:
         mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")
     if mistakes:

@@ -218,7 +218,7 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
     """
     named = {"job-name": job_id, **directives}
     lines = [
-        f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
+        f"#SBATCH --{name}" + (f"={_quote(value)}" if value else "")
         for name, value in named.items()
     ]
     # nobody waits for a job that Slurm restarts, so it exits at once
@@ -239,7 +239,7 @@ def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -
     return ["sh", "-c", SALLOC, "sh", *options, *step_command(holder(job_id, prologue))]
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     """Quote a value for sbatch directives.
 
     Blanks and ``#`` end an unquoted value, and a backslash escapes inside quotes too.
@@ -249,9 +249,7 @@ def _quoted(value: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
-def asked_directives(
-    options: Iterable[tuple[str, str]], usual: Mapping[str, str]
-) -> dict[str, str]:
+def job_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str]) -> dict[str, str]:
     """Return the directives of a job: the `usual` ones, overridden by the user's options.
 
     Args:

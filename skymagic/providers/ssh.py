@@ -269,13 +269,13 @@ class HostMachine:
         def report(step: str) -> None:
             say(environment_step(self.name, step))
 
-        def early(installation: Installation) -> None:
+        def on_early(installation: Installation) -> None:
             self._installation = installation
             self.runnable.set()
 
         logger.info("host is set up: host=%s", self.name)
         self._installation = setup(
-            self._connection, requirements, report, self.facts, supply, early
+            self._connection, requirements, report, self.facts, supply, on_early
         )
         self.runnable.set()
 
@@ -310,9 +310,9 @@ class HostMachine:
             leave=self.leave,
             start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
             run=self._run,
-            install=None if self._used_as_it_is else self._install,
+            install=None if self._has_own_interpreter else self._install,
             python=self._installation.python
-            if self._installation is not None and self._used_as_it_is
+            if self._installation is not None and self._has_own_interpreter
             else "",
             forward=self.tunnel.forward,
             own=self._installation.facts.own,
@@ -324,7 +324,7 @@ class HostMachine:
         return self._installation is not None
 
     @property
-    def _used_as_it_is(self) -> bool:
+    def _has_own_interpreter(self) -> bool:
         """True if its ranks run in an interpreter that the user named."""
         return self._installation is None or self._installation.requirements.prepared
 
@@ -349,16 +349,16 @@ class HostMachine:
 
     def _run(self, module: str, *args: str) -> Transport:
         """Start a process next to the agent, over a second connection kept for such processes."""
-        return self._beside().open(self._command(module, *args))
+        return self._second_connection().open(self._command(module, *args))
 
     def _install(
         self, addition: Addition, report: Callable[[str], None], cancelled: Callable[[], bool]
     ) -> None:
         """Install more packages into the environment of the host's ranks."""
         assert self._installation is not None
-        add(self._beside(), self._installation, addition, report, cancelled)
+        add(self._second_connection(), self._installation, addition, report, cancelled)
 
-    def _beside(self) -> HostConnection:
+    def _second_connection(self) -> HostConnection:
         with self._lock:
             if self._bulk is None or not self._bulk.alive:
                 self._bulk = self.connect()

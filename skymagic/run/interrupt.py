@@ -42,7 +42,7 @@ class StopSignal:
         self._lock = threading.Lock()
 
     @property
-    def attached(self) -> bool:
+    def is_attached(self) -> bool:
         """True if the run has begun."""
         return self._submission is not None
 

@@ -87,7 +87,7 @@ Told = Mapping[int, Sequence[Usage]]
 """Rank → its usage samples, the oldest first."""
 
 
-def reasons_now(telemetry: Told, ended: Iterable[int] = ()) -> list[str]:
+def current_causes(telemetry: Told, ended: Iterable[int] = ()) -> list[str]:
     """Explain why a current run is slow."""
     over = set(ended)
     recent = {
@@ -103,7 +103,9 @@ def reasons_now(telemetry: Told, ended: Iterable[int] = ()) -> list[str]:
         )
     ]
     reasons.append(_full({rank: samples[-1] for rank, samples in recent.items()}, "is"))
-    resting = [rank for rank, samples in telemetry.items() if rank in recent and _rests(samples)]
+    resting = [
+        rank for rank, samples in telemetry.items() if rank in recent and _is_gpu_idle(samples)
+    ]
     reasons.append(_gpus(resting, "is idle", "are idle"))
     reasons.append(
         _gpus(
@@ -113,7 +115,7 @@ def reasons_now(telemetry: Told, ended: Iterable[int] = ()) -> list[str]:
     return [reason for reason in reasons if reason]
 
 
-def reasons_over(telemetry: Told) -> list[str]:
+def causes_over_run(telemetry: Told) -> list[str]:
     """Explain why a finished run was slow, based on all of it."""
     all_of_it = {rank: samples for rank, samples in telemetry.items() if samples}
     shares = {rank: _loading_share(Usage(0.0), samples[-1]) for rank, samples in all_of_it.items()}
@@ -174,7 +176,7 @@ def _full(newest: Mapping[int, Usage], verb: str) -> str:
     )
 
 
-def _rests(samples: Sequence[Usage]) -> bool:
+def _is_gpu_idle(samples: Sequence[Usage]) -> bool:
     """Return True if a GPU has been idle for a while although its rank's cell is still running."""
     last = samples[-1].seconds
     recent = [sample for sample in samples if sample.seconds >= last - REST_SECONDS]

@@ -71,13 +71,13 @@ def as_rank_error(original: BaseException, report: RankReport) -> RankError:
     fill(error, (state_of(original), None))
     assert isinstance(error, RankError)
     RankError._set_report(error, report)
-    if not _says(error, report.evalue):
+    if not _has_message(error, report.evalue):
         # Not `setattr`, which the exception's own metaclass may override.
         type.__setattr__(kind, "__str__", lambda self: self._report.evalue)
     return error
 
 
-def _says(error: RankError, message: str) -> bool:
+def _has_message(error: RankError, message: str) -> bool:
     """Return True if the error's message is the one it had on the rank.
 
     Its ``__str__`` may need something that only exists on the rank, or fail.
@@ -128,21 +128,21 @@ class RankFailure:
             )
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
-    def like(self, other: RankFailure) -> bool:
+    def is_like(self, other: RankFailure) -> bool:
         """Return True if another rank failed in the same way."""
         alike = (self.ename, self.evalue, self.died) == (other.ename, other.evalue, other.died)
         # a stopped rank did not fail by itself, although both may end with a KeyboardInterrupt
-        return alike and self.only_stopped <= other.only_stopped
+        return alike and self.was_only_stopped <= other.was_only_stopped
 
     @property
-    def only_stopped(self) -> bool:
+    def was_only_stopped(self) -> bool:
         """True if the rank was only stopped because of another rank's failure."""
         return self.freed and (
             self.ename == "KeyboardInterrupt" or is_connection_error(self.ename, self.evalue)
         )
 
     @property
-    def secondary(self) -> bool:
+    def is_secondary(self) -> bool:
         """True if this failure only followed from another rank's failure."""
         return self.freed or (not self.died and is_connection_error(self.ename, self.evalue))
 
@@ -174,7 +174,9 @@ def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> 
     if cause.died:
         text = f"rank {cause.rank} on {cause.hostname} {cause.summary}"
     same_ranks = [
-        failure.rank for failure in failures if failure.rank != cause.rank and failure.like(cause)
+        failure.rank
+        for failure in failures
+        if failure.rank != cause.rank and failure.is_like(cause)
     ]
     return f"{text} and the same on {rank_words(same_ranks)}" if same_ranks else text
 
@@ -182,15 +184,15 @@ def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> 
 def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> list[str]:
     """Return lines on ranks that failed in other ways, or were stopped."""
     other_failures = [
-        failure for failure in failures if failure.rank != cause.rank and not failure.like(cause)
+        failure for failure in failures if failure.rank != cause.rank and not failure.is_like(cause)
     ]
     ranks_by_words: dict[str, list[int]] = {}
     for failure in other_failures:
-        if not failure.secondary:
+        if not failure.is_secondary:
             ranks_by_words.setdefault(without_colours(failure.summary), []).append(failure.rank)
     lines = [f"{rank_words(ranks)}: {summary}"[:200] for summary, ranks in ranks_by_words.items()]
     # failures that only follow from another one are summed up in a line
-    if stopped := [failure.rank for failure in other_failures if failure.secondary]:
+    if stopped := [failure.rank for failure in other_failures if failure.is_secondary]:
         lines.append(f"{rank_words(stopped)} had to be stopped")
     return lines
 
@@ -198,11 +200,11 @@ def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> 
 def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] = ()) -> RunError:
     """Create one error for a failed run, with the rank's exception as its cause."""
     # the root cause: a dead rank first, then the first failure that no other failure explains
-    cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))
+    cause = min(failures, key=lambda failure: (not failure.died, failure.is_secondary))
     title, below = heading(cause, failures, world), [*other_failure_lines(cause, failures), *notes]
     error: RunError
     if cause.died:
-        last_lines = last_words(cause.tail)
+        last_lines = log_end(cause.tail)
         log_lines = (
             ["the last lines of its log:", *("  " + line for line in last_lines)]
             if last_lines
@@ -223,13 +225,13 @@ def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] =
                 below=tuple(below),
             ),
         )
-    # An attribute of this name that the exception brought from its rank stays.
+    # Keep an attribute of this name that the exception had on its rank.
     vars(error).setdefault("failures", tuple(failures))
     object.__setattr__(error, "__cause__", cause.exception)  # works for frozen dataclasses too
     return error
 
 
-def last_words(tail: str, lines: int = 8) -> list[str]:
+def log_end(tail: str, lines: int = 8) -> list[str]:
     """Return the end of a dead rank's log, or a crash report's frames down to the cell."""
     log = tail.splitlines()
     crash = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
-from skymagic.display.live import together
+from skymagic.display.live import batched_output
 from skymagic.display.run_line import RunState
 from skymagic.display.screen import Screen
 from skymagic.plan.units import rank_words
@@ -217,7 +217,9 @@ class RunLoop:
     def _state(self) -> RunState:
         ended = [number for number, rank in self.report.ranks.items() if rank.over]
         stall = self._stall
-        return state_of(self.report, stall.waiting, stall.always_last, stall.in_vain(ended))
+        return state_of(
+            self.report, stall.waiting, stall.constant_stragglers, stall.vain_wait_text(ended)
+        )
 
     def _next_timeout(self) -> float:
         now = time.monotonic()
@@ -253,7 +255,7 @@ class RunLoop:
             # The outcome of a killed rank comes too late: the rank is about to be reported dead.
             case RankFinished() if not rank.killed:
                 rank.outcome = event.outcome
-                self._stall.hasten(time.monotonic())
+                self._stall.sample_soon(time.monotonic())
             case RankDeath():
                 if rank.outcome is None:
                     rank.died = event.exited
@@ -284,13 +286,13 @@ class RunLoop:
         if isinstance(output, ACTIVITY) and not (
             isinstance(output, OutputMetrics) and only_imports(output.batches)
         ):
-            self._stall.moved()
+            self._stall.record_activity()
         if isinstance(output, OutputMetrics):
             self.report.metrics.add(output.rank, output.batches)
         rank.ended = rank.ended or isinstance(output, OutputComplete)
         if isinstance(output, OutputSuppressed | OutputMissed):
             self.report.incomplete = True
-        with together():
+        with batched_output():
             show_output(self._screen, output)
         if self._acknowledgements is not None and output.seq:
             self._acknowledgements.passed(output.rank, output.seq, time.monotonic())

@@ -145,19 +145,19 @@ class Stall:
             if behind and rank not in behind and stack and is_in_collective(stack)
         ]
 
-    def moved(self) -> None:
+    def record_activity(self) -> None:
         """Record that a rank has shown or reported something since the last sample."""
         self._moved = True
         if self.standing is not None:
             self.due = self._last_at  # take a sample now, which withdraws the report
 
-    def hasten(self, now: float) -> None:
+    def sample_soon(self, now: float) -> None:
         """Schedule a sample soon because a rank has ended and others may wait for it."""
         if self.due is not None:
             self.due = min(self.due, now + FIRST_SAMPLE / 2)
 
     @property
-    def always_last(self) -> list[int]:
+    def constant_stragglers(self) -> list[int]:
         """Ranks that all others waited for at each recent sample while collectives progressed."""
         if len(self._behind) < LAST_SAMPLES:
             return []
@@ -212,25 +212,25 @@ class Stall:
         self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks
     ) -> Standstill:
         duration = f"no progress for {self._after:g} s"
-        if in_vain := self.in_vain(ended):
+        if in_vain := self.vain_wait_text(ended):
             return Standstill(f"{duration}: {in_vain}", text.stacks(stacks))
         ranks = sorted(behind or stacks)
         state = "behind" if behind else "not advancing"
         description = f"{rank_words(ranks)} {verb_form(len(ranks), 'is', 'are')} {state}"
         if ended:
-            description += f", {ended_words(ended)}"
+            description += f", {ended_text(ended)}"
         return Standstill(f"{duration}: {description}", text.stacks(stacks))
 
-    def in_vain(self, ended: Sequence[int]) -> str:
+    def vain_wait_text(self, ended: Sequence[int]) -> str:
         """Describe ranks that wait for ranks that will not come, as a part of a line; "" for none.
 
         Args:
             ended: ranks whose cell is over now.
         """
-        return deserted_words(self.deserted, ended) or apart_words(self.apart)
+        return deserted_text(self.deserted, ended) or diverged_text(self.apart)
 
 
-def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
+def deserted_text(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
     """Describe ranks that wait for ended ranks: "rank 0 waits in all_reduce, rank 1 has ended".
 
     Return "" for none.
@@ -240,10 +240,10 @@ def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) 
         for name, ranks in deserted.items()
         if (remaining := [rank for rank in ranks if rank not in ended])
     }
-    return f"{_waiting_words(waiting)}, {ended_words(ended)}" if waiting else ""
+    return f"{_waiting_words(waiting)}, {ended_text(ended)}" if waiting else ""
 
 
-def apart_words(apart: Mapping[str, Sequence[int]]) -> str:
+def diverged_text(apart: Mapping[str, Sequence[int]]) -> str:
     """Describe ranks in different collectives: "rank 0 waits in all_reduce, rank 1 in broadcast".
 
     Return "" for none.
@@ -251,7 +251,7 @@ def apart_words(apart: Mapping[str, Sequence[int]]) -> str:
     return _waiting_words(apart) if apart else ""
 
 
-def ended_words(ended: Sequence[int]) -> str:
+def ended_text(ended: Sequence[int]) -> str:
     """Describe ranks whose cell is over: "rank 1 has ended"."""
     return f"{rank_words(list(ended))} {verb_form(len(ended), 'has', 'have')} ended"
 
@@ -348,16 +348,16 @@ def is_standing_still(before: Stacks, now: Stacks, working: float) -> bool:
         working: seconds of CPU time that count as work.
     """
 
-    def same(one: Stack | None, two: Stack | None) -> bool:
-        if one is None or two is None:
-            return one is two
-        if (one.frames, one.collectives) != (two.frames, two.collectives):
+    def same(first: Stack | None, second: Stack | None) -> bool:
+        if first is None or second is None:
+            return first is second
+        if (first.frames, first.collectives) != (second.frames, second.collectives):
             return False
-        if is_in_collective(two):  # it may poll, so its CPU time does not count
+        if is_in_collective(second):  # it may poll, so its CPU time does not count
             return True
-        if (one.processes, one.io) != (two.processes, two.io):
+        if (first.processes, first.io) != (second.processes, second.io):
             return False
-        return two.cpu - one.cpu < working
+        return second.cpu - first.cpu < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
 
@@ -385,7 +385,7 @@ class SignsOfLife:
         Args:
             usage: state and CPU time of each rank's main thread, as its agent reports it; None if
                 unknown.
-            joining: reports of the ranks' control threads, as far as they answer.
+            joining: reports of the ranks' control threads that answer.
         """
         reports = {rank: joining.get(rank) or Joining(False, False) for rank in usage}
         for rank, thread in usage.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import count, rank_words, verb_form
-from skymagic.run.metrics import Metrics, reasons_now, reasons_over
+from skymagic.run.metrics import Metrics, causes_over_run, current_causes
 from skymagic.wire import agent as wire
 from skymagic.wire.order import RunCell
 from skymagic.wire.outcome import Failure, Outcome
@@ -177,17 +177,17 @@ class Report:
     lagged: str = ""
     """Description of the ranks that were behind others."""
     incomplete: bool = False
-    """Some output was omitted from what the notebook shows."""
+    """The notebook does not show all of the output."""
 
     @property
-    def good(self) -> bool:
+    def succeeded(self) -> bool:
         """True if every rank ended successfully."""
         return not (
             self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values())
         )
 
     def unfinished(self) -> list[int]:
-        """List the ranks whose cell has not ended, as far as is known."""
+        """List the ranks whose cell is not known to have ended."""
         return [
             number
             for number, rank in self.ranks.items()
@@ -202,7 +202,7 @@ class Report:
         which a cell may have caught.
         """
         # a cell may have caught the interrupt, so a good run counts too if it was interrupted
-        if self.good and not any(rank.interrupted for rank in self.ranks.values()):
+        if self.succeeded and not any(rank.interrupted for rank in self.ranks.values()):
             return False
         counts_by_group: dict[str, set[int]] = {}
         for rank in self.ranks.values():
@@ -233,7 +233,7 @@ def state_of(
     lagging = metrics.lagging(ended)
     last_ranks = [] if lagging else [rank for rank in always_last if rank not in ended]
     # remembered for the summary at the end of the run
-    report.lagged = lag_words(lagging) or last_words(last_ranks, "was", "were") or report.lagged
+    report.lagged = lag_text(lagging) or straggler_text(last_ranks, "was", "were") or report.lagged
     return RunState(
         ranks=len(report.ranks),
         seconds=0.0,
@@ -242,15 +242,15 @@ def state_of(
         waiting=() if in_vain else tuple(rank for rank in waiting if rank not in ended),
         progress=metrics.progress(),
         numbers=metrics.numbers(),
-        importing=import_words(metrics.importing(ended), len(report.ranks)),
+        importing=import_text(metrics.importing(ended), len(report.ranks)),
         lagging=SEPARATOR.join(
             filter(
                 None,
                 [
                     in_vain,
-                    lag_words(lagging, "is", "are"),
-                    last_words(last_ranks, "is", "are"),
-                    *reasons_now(metrics.usage(), ended),
+                    lag_text(lagging, "is", "are"),
+                    straggler_text(last_ranks, "is", "are"),
+                    *current_causes(metrics.usage(), ended),
                 ],
             )
         ),
@@ -277,16 +277,18 @@ def end_of(
         ship_seconds=report.ship_seconds,
         gathered=gathered[0],
         gather_seconds=gathered[1],
-        names=tuple(names) if report.good else (),
-        progress=None if report.good else report.metrics.progress(),
+        names=tuple(names) if report.succeeded else (),
+        progress=None if report.succeeded else report.metrics.progress(),
         numbers=report.metrics.numbers(),
-        lagged=SEPARATOR.join(filter(None, [report.lagged, *reasons_over(report.metrics.usage())])),
+        lagged=SEPARATOR.join(
+            filter(None, [report.lagged, *causes_over_run(report.metrics.usage())])
+        ),
         cell=report.metrics.cell,
         incomplete=report.incomplete,
     )
 
 
-def import_words(importing: Mapping[str, Sequence[int]], count_of_all: int) -> str:
+def import_text(importing: Mapping[str, Sequence[int]], count_of_all: int) -> str:
     """Describe current imports as a part of a line: "importing torch on 4 ranks"; "" for none."""
     parts = []
     for module, ranks in importing.items():
@@ -303,16 +305,16 @@ def import_words(importing: Mapping[str, Sequence[int]], count_of_all: int) -> s
 def failed_ranks(report: Report) -> tuple[int, ...]:
     """Return the ranks whose own cell failed, without those that were stopped because of it."""
 
-    def by_itself(rank: RankRun) -> bool:
+    def failed_by_itself(rank: RankRun) -> bool:
         # an interrupt may reach a rank whose own error is already on its way here
         is_freed = rank.outcome is not None and rank.outcome.freed
         ended_for = rank.died is not None or rank.interrupted or is_freed
         return rank.failed and not (rank.stopped and ended_for)
 
-    return tuple(number for number, rank in report.ranks.items() if by_itself(rank))
+    return tuple(number for number, rank in report.ranks.items() if failed_by_itself(rank))
 
 
-def last_words(ranks: Sequence[int], singular: str, plural: str) -> str:
+def straggler_text(ranks: Sequence[int], singular: str, plural: str) -> str:
     """Describe ranks that the others wait for in every collective, as a part of a line.
 
     Return "" for none.
@@ -323,7 +325,7 @@ def last_words(ranks: Sequence[int], singular: str, plural: str) -> str:
     return f"{rank_words(list(ranks))} {verb} last in every collective"
 
 
-def lag_words(behind: dict[int, int], singular: str = "was", plural: str = "were") -> str:
+def lag_text(behind: dict[int, int], singular: str = "was", plural: str = "were") -> str:
     """Describe ranks that are behind others, as a part of a line; "" for none."""
     if not behind:
         return ""

@@ -180,7 +180,7 @@ _run = 0
 
 
 @contextlib.contextmanager
-def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
+def participation(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
     """Set the ranks that execute the current run (None for all) and its number, while it lasts.
 
     Called by a rank's kernel. The setting belongs to the process, not to a context, so that threads
@@ -197,7 +197,7 @@ def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
         _taking_part, _everyone, _run = before
 
 
-def everyone() -> bool:
+def all_ranks_take_part() -> bool:
     """Return True if all ranks of the pool take part in the current run.
 
     It is called at each training step.
@@ -336,11 +336,11 @@ silent = Silence("silent", ("stdout", "stderr"), "nobody")
 def _control(name: str, function: F | None, only: Only) -> Any:
     if function is not None and not callable(function):
         raise TypeError(f"write @sky.{name}(only={function!r}), with the name `only`")
-    control = Silence(name, (name,), _heard(name, only))
+    control = Silence(name, (name,), _ranks_to_show(name, only))
     return control if function is None else control(function)
 
 
-def _heard(
+def _ranks_to_show(
     name: str, only: Any
 ) -> frozenset[int] | Literal["head", "all"] | Callable[[InstanceInfo], bool]:
     usage = 'write "head", "all", a rank, several ranks, or a function of the InstanceInfo'

@@ -46,7 +46,7 @@ class Interruption:
     """Notice passed to a hook.
 
     Attributes:
-        reason: the reason in words.
+        reason: text for the user.
         ranks: ranks that will be lost.
         mine: True if this rank is among them.
         at: time of the interruption in seconds since 1970; None if unknown.
@@ -88,18 +88,18 @@ class _State:
         """
         # called with True if a hook is set
         self.changed: Callable[[bool], None] = lambda is_set: None
-        self.signalled: tuple[str, float] = ("", 0.0)
+        self.last_signal: tuple[str, float] = ("", 0.0)
         """Name of the last signal to this process, and the time of its arrival (monotonic
         seconds).
         """
         # reason of the last notice that did not come from a signal to this process
-        self.told = ""
+        self.last_notice = ""
         # signals to this process whose call of the hook has not finished
         self.unfinished = 0
         self.hook: _Registered | None = None
         self.pending: deque[Interruption] = deque()
         # deadline of the current call (monotonic seconds)
-        self.over_at: float | None = None
+        self.deadline: float | None = None
 
 
 _state = _State()
@@ -182,17 +182,17 @@ def _remove() -> None:
 
 
 def notify(notice: Interruption) -> None:
-    """Have the hook called, now or when one is set. May be called on any thread of a rank.
+    """Queue a notice, and call the hook now or once one is set. Safe on any thread of a rank.
 
     Slurm sends a signal to all processes of a job: a notice for a signal that both the agent and
     this process received is handled only once.
     """
-    reason, at = _state.signalled
+    reason, at = _state.last_signal
     if notice.reason == reason and time.monotonic() - at < LIMIT:
         if not _state.unfinished and _state.ended is not None:
             _state.ended(0.0, "")
         return
-    _state.told = notice.reason
+    _state.last_notice = notice.reason
     _state.pending.append(notice)
     if _state.hook is not None:
         _wake()
@@ -207,9 +207,9 @@ def _wake() -> None:
 def _on_wake(_: int, frame: FrameType | None) -> None:
     if os.getpid() != _state.pid:  # forked by a cell
         return
-    if _state.over_at is None:
+    if _state.deadline is None:
         _call_pending()
-    elif time.monotonic() >= _state.over_at:
+    elif time.monotonic() >= _state.deadline:
         raise TimeoutError("the on_interruption hook took too long")
 
 
@@ -222,13 +222,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
-    reason = f"{signal.Signals(number).name} has come"
-    if reason == _state.told:  # already reported by the agent, which is ending
+    reason = f"{signal.Signals(number).name} received"
+    if reason == _state.last_notice:  # already reported by the agent, which is ending
         return
     _state.unfinished += 1
-    _state.signalled = reason, time.monotonic()
+    _state.last_signal = reason, time.monotonic()
     _state.pending.append(Interruption(reason, (_state.rank,)))
-    if _state.over_at is None:
+    if _state.deadline is None:
         _call_pending()
 
 
@@ -242,7 +242,7 @@ def _call(hook: _Registered, notice: Interruption) -> None:
     limit = hook.limit or (LIMIT if seconds_left is None else max(1.0, seconds_left - MARGIN))
     start = time.monotonic()
     over, error = threading.Event(), ""
-    _state.over_at = start + limit
+    _state.deadline = start + limit
     threading.Thread(
         target=_watch, args=(over, limit), name="skymagic-hook-limit", daemon=True
     ).start()
@@ -255,8 +255,8 @@ def _call(hook: _Registered, notice: Interruption) -> None:
         error = f"{type(problem).__name__}: {problem}"
         traceback.print_exception(problem, file=sys.stderr)
     finally:
-        _state.over_at = None
-        if notice.reason == _state.signalled[0]:
+        _state.deadline = None
+        if notice.reason == _state.last_signal[0]:
             _state.unfinished = max(0, _state.unfinished - 1)
         over.set()
         if _state.ended is not None:

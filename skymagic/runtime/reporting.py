@@ -89,7 +89,7 @@ class Recorder:
         """
         names = tuple(numbers)
         if names not in self._known:
-            self._learn(names)
+            self._record_names(names)
         values = [
             value if type(value) is float else number(name, value)
             for name, value in numbers.items()
@@ -118,7 +118,7 @@ class Recorder:
             rows, self._rows = self._rows, {}
         return rows
 
-    def _learn(self, names: Names) -> None:
+    def _record_names(self, names: Names) -> None:
         for name in names:
             if not name.strip() or len(name) > LONGEST_NAME:
                 raise ValueError(f"sky.report: {name[:LONGEST_NAME]!r} cannot be a column's name")

@@ -45,7 +45,7 @@ class StandardStream:
         self._saved_fd = -1
 
     @property
-    def silenced(self) -> bool:
+    def is_silenced(self) -> bool:
         """True if any block is open."""
         return bool(self._blocks)
 
@@ -126,7 +126,7 @@ class StandIn(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the descriptor; after the silence, to the original."""
-        if not self._stream.silenced:
+        if not self._stream.is_silenced:
             return int(self.original.write(text))
         with contextlib.suppress(OSError):  # a process without this stream
             write_all(self._stream.fd, text.encode(errors="backslashreplace"))
@@ -134,7 +134,7 @@ class StandIn(io.TextIOBase):
 
     def flush(self) -> None:
         """Flush the original after the silence. The stand-in buffers nothing."""
-        if not self._stream.silenced:
+        if not self._stream.is_silenced:
             self.original.flush()
 
     def fileno(self) -> int:

@@ -100,7 +100,7 @@ def _imports(now: float) -> dict[Names, array[float]]:
     import is over.
     """
     global _import, _import_reported
-    before, _import = _import, import_under_way()
+    before, _import = _import, current_import()
     lasting = _import[1] if _import is not None and _import == before else ""
     if not (lasting or _import_reported):
         return {}
@@ -108,7 +108,7 @@ def _imports(now: float) -> dict[Names, array[float]]:
     return {import_names(lasting): array("d", (now - _began, 0.0, math.nan, 1.0))}
 
 
-def import_under_way() -> tuple[int, str] | None:
+def current_import() -> tuple[int, str] | None:
     """Return the main thread's outermost import: the identity of its frame, and the package; None
     if there isn't one.
     """

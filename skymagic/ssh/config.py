@@ -63,7 +63,7 @@ class Endpoint:
     """StrictHostKeyChecking as written; in any case, skymagic never accepts unknown keys."""
     timeout: float = CONNECT_TIMEOUT
     client: str = "paramiko"
-    """One of `plan.requests.SSH_CLIENTS`.
+    """SSH client: an item of `plan.requests.SSH_CLIENTS`.
 
     OpenSSH reads its configuration itself and uses only `label`.
     """
@@ -244,7 +244,7 @@ class HostSettings:
     port: int
     user: str
     identity_files: tuple[str, ...] | None
-    """None if the configuration names no key."""
+    """Keys that the configuration names; None without such a setting."""
     identities_only: bool
     identity_agent: str
     proxy_jump: str | None

@@ -228,7 +228,7 @@ def _open_transport(
             stream = (
                 dial.open_through(via[1], via[0], endpoint)
                 if via
-                else dial.dial(endpoint, cancellation)
+                else dial.connect_tcp(endpoint, cancellation)
             )
         resources.callback(stream.close)
         transport = login.handshake(stream, endpoint, cancellation)

@@ -33,7 +33,7 @@ CONCURRENT_LOGINS = 8
 class ConnectCancelled(BaseException):
     """The connect was cancelled.
 
-    It is a BaseException, so that it ends its thread past every ``except Exception``.
+    This is a BaseException, so that no ``except Exception`` keeps its thread alive.
     """
 
 
@@ -95,11 +95,11 @@ UNREACHABLE_ERRNOS = {
 }
 
 
-def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
+def connect_tcp(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
     """Return a connected socket; all addresses of the name are tried.
 
     Raises:
-        HostError: no address could be connected to; with the reason.
+        HostError: no address accepts a connection; the message gives the reason.
     """
     problem: OSError | None = None
     addresses = _addresses(endpoint)
@@ -119,7 +119,7 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
             logger.debug("address not reached: host=%s reason=%s", endpoint.label, failed)
             problem = failed
     assert problem is not None
-    raise _refusal(problem, endpoint) from problem
+    raise _connect_error(problem, endpoint) from problem
 
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -171,7 +171,7 @@ def set_tcp_options(sock: socket.socket) -> None:
             sock.setsockopt(level, getattr(socket, name), value)
 
 
-def _refusal(problem: OSError, endpoint: Endpoint) -> HostError:
+def _connect_error(problem: OSError, endpoint: Endpoint) -> HostError:
     address = f"{endpoint.hostname} port {endpoint.port}"
     if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
         remedy = "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?"

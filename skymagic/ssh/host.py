@@ -47,7 +47,7 @@ class HostConnection(ABC):
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """True if channels can still be opened, as far as is known without trying."""
+        """True if channels can probably still be opened; nothing is tried."""
 
     @abstractmethod
     def open_channel(self, timeout: float) -> Channel:

@@ -155,7 +155,7 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
     if path == "none":
         path = str(_folder() / sha256(output.encode()).hexdigest()[:16])
     by_hand = shlex.join(_ssh(endpoint, "-fNM", "-S", path))
-    with _turn(path, cancellation):
+    with _opening_lock(path, cancellation):
         if (held := _connect_to_master(endpoint.label, path)) is None:
             until, failure = _refused.get(path, (0.0, None))
             if failure is not None and ask is None and time.monotonic() < until:
@@ -243,7 +243,7 @@ def _folder() -> Path:
 
 
 @contextlib.contextmanager
-def _turn(path: str, cancellation: Cancellation) -> Iterator[None]:
+def _opening_lock(path: str, cancellation: Cancellation) -> Iterator[None]:
     """Serialize the opening of a master between threads and processes.
 
     If two opened one at once, they would ask twice, and one would be left without a socket.
@@ -322,7 +322,7 @@ def _run_client(
             start_new_session=True,
         )
         try:
-            answered = _attended(program, asking, cancellation, ask)
+            answered = _answer_prompts(program, asking, cancellation, ask)
         finally:
             if program.poll() is None:  # otherwise a master may be about to leave this group
                 os.killpg(program.pid, signal.SIGKILL)  # includes its askpass
@@ -355,7 +355,7 @@ def _askpass(folder: str) -> dict[str, str]:
     return {"DISPLAY": "none", **os.environ, **asks}
 
 
-def _attended(
+def _answer_prompts(
     program: subprocess.Popen[bytes],
     asking: socket.socket,
     cancellation: Cancellation,

@@ -70,7 +70,7 @@ class Programs:
                 env=self.variables(os.environ),
                 start_new_session=True,
             )
-            return _completed(command, completed.returncode, completed.stdout, completed.stderr)
+            return _run(command, completed.returncode, completed.stdout, completed.stderr)
         except FileNotFoundError:
             raise ProvisionError(
                 f"{command[0]} is not on the PATH here: run the notebook on a login node, "
@@ -149,7 +149,7 @@ class HostPrograms(Programs):
         script = f"{shlex.join([*self._settings, *command])} <<'{mark}'\n{text}\n{mark}\n"
         try:
             result = self._connection().run(script, timeout=SECONDS)
-            return _completed(command, result.status, result.out, result.err)
+            return _run(command, result.status, result.out, result.err)
         except HostError as problem:
             return subprocess.CompletedProcess(
                 command, -1, "", f"{command[0]}: connection to {problem}"
@@ -168,7 +168,7 @@ class HostPrograms(Programs):
                     return cast(
                         Channel, ForwardedChannel(connection.open_channel(timeout), command)
                     )
-        return cast(Channel, ForwardedChannel(self._connected().open_channel(timeout), command))
+        return cast(Channel, ForwardedChannel(self._connect().open_channel(timeout), command))
 
     def close(self) -> None:
         """Close all connections. Safe to call twice; later calls of `run` open new ones."""
@@ -180,10 +180,10 @@ class HostPrograms(Programs):
     def _connection(self) -> HostConnection:
         return (
             next((connection for connection in self._connections if connection.alive), None)
-            or self._connected()
+            or self._connect()
         )
 
-    def _connected(self) -> HostConnection:
+    def _connect(self) -> HostConnection:
         connection = connecting.connect(self._endpoint)
         with self._lock:
             self._connections = [existing for existing in self._connections if existing.alive] + [
@@ -192,7 +192,7 @@ class HostPrograms(Programs):
         return connection
 
 
-def _completed(
+def _run(
     command: Sequence[str], status: int, out: str, err: str
 ) -> subprocess.CompletedProcess[str]:
     """Return a program's result with its output sanitized.

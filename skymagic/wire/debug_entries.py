@@ -24,7 +24,7 @@ START = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ")
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One message of a process.
+    """A message of a process.
 
     Attributes:
         text: its lines; the first one begins with the time.
@@ -64,7 +64,10 @@ def last(entries: Iterable[Iterable[Entry]], count: int, pattern: str) -> list[E
     # Only the last entries of each process are kept in memory: its two files may have 10 MB. They
     # are sorted because threads may write in another order than that of their records' times.
     matches = re.compile(pattern).search
-    matching = [deque((entry for entry in one if matches(str(entry))), count) for one in entries]
+    matching = [
+        deque((entry for entry in process_entries if matches(str(entry))), count)
+        for process_entries in entries
+    ]
     return list(deque(heapq.merge(*(sorted(queue) for queue in matching)), count))
 
 

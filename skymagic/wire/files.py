@@ -102,7 +102,7 @@ class Compare(FileMessage):
 
     base: str
     columns: list[list[Any]]
-    """One list for each field of `files.transfer.listing.Entry`.
+    """Entries as a list for each field of `files.transfer.listing.Entry`.
 
     Similar values are adjacent, and compress well.
     """

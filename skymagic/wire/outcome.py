@@ -1,4 +1,4 @@
-"""Outcomes of orders: what a rank replies, and what it remembers of its last runs."""
+"""Outcomes of orders: a rank's replies, and its memory of its last runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Outcome(FrozenMessage):
     """Result of an order on one rank. Fields that do not apply to the order have their defaults."""
 
     failure: Failure | None = None
-    """None if the order was carried out."""
+    """Error of the order; None if it was carried out."""
     interrupted: bool = False
     """True if an interrupt reached the cell, or ended it."""
     bound: bool = False
@@ -73,7 +73,7 @@ class Outcome(FrozenMessage):
     values: dict[str, PackedValue] = field(default_factory=dict)
     """Values that the rank sends back, by name."""
     profile: PackedValue | None = None
-    """Profile of the cell, if the rank was asked for it."""
+    """Profile of the cell, if the order requested one."""
     stopped_at: tuple[StackFrame, ...] = ()
     """Place of the interrupt: the user's innermost frame, and the innermost one of all."""
     collectives: dict[str, int] = field(default_factory=dict)
@@ -96,16 +96,16 @@ class Outcome(FrozenMessage):
 
 
 class Recollection(FrozenMessage):
-    """What a rank remembers of its current or latest run."""
+    """A rank's memory of its current or latest run."""
 
     order: RunCell | None = None
     """The run's order without its manifest; None before the first run."""
     outcome: Outcome | None = None
-    """None while the run goes on."""
+    """Outcome of the run; None while it is in progress."""
     ended_at: float = 0.0
     """Seconds since 1970 by the node's clock."""
     seconds: float = 0.0
-    """Duration of the run, or seconds since it began if it still goes on."""
+    """Duration of the run, or seconds since it began if it is in progress."""
     step: float | None = None
     """Last step that the cell reported."""
     generation: int = 0

@@ -1,4 +1,4 @@
-"""Processes: modules that they start in one another, signals by pid, exit statuses in words.
+"""Processes: modules that they start in one another, signals by pid, descriptions of exit statuses.
 
 ``python -m`` runs each of the first ten modules in a separate process. A rank is forked and
 imports its module after that. `tests/test_layers.py` reads this table of process boundaries, which
@@ -150,7 +150,7 @@ UNFIT = "skymagic: this rank could not send replies any more, and has exited"
 
 
 def describe(exited: RankExited) -> str:
-    """Return how a rank's process ended, in words."""
+    """Describe how a rank's process ended."""
     last = exited.tail.rstrip().rpartition("\n")[2]
     # The rank itself gave the reason before it exited.
     if last.startswith(UNFIT):

@@ -111,7 +111,7 @@ def answers(daemon: str) -> bool:
 
 
 class AgentRecord(FrozenMessage):
-    """One node of a pool. Times are seconds since 1970 by the node's clock; 0 if not applicable."""
+    """Node of a pool. Times are seconds since 1970 by the node's clock; 0 if not applicable."""
 
     version: str
     """Version of skymagic."""

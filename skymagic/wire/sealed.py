@@ -28,6 +28,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
 import signal
 import ssl
@@ -39,6 +40,9 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+# Log what happened in a session, and never a key, a proof, a command or its output.
+logger = logging.getLogger(__name__)  # "__main__" on a node
 
 MARK = b"\nskymagic-tls-1\n"
 NO_TLS = 99
@@ -64,6 +68,9 @@ QUIET_TIMEOUT = 1.0
 """Seconds to wait for a shell's output after it ended."""
 ABANDONED_TIMEOUT = 5.0
 """Seconds that a shell may take to end by itself once the notebook is gone."""
+LOG_NAME = "channel.log"
+"""Log of a node's sessions in the folder of its holder, if `SKYMAGIC_LOG` is set on the node."""
+LOG_FORMAT = "%(asctime)s %(levelname)s wire.sealed: %(message)s pid=%(process)d"
 
 
 def home_key(job: str) -> str:
@@ -98,7 +105,7 @@ def parse_message(data: bytes) -> dict[str, str]:
 
 
 class SealedStream:
-    """One end of a TLS session whose records pass through two functions.
+    """End of a TLS session whose records pass through two functions.
 
     One thread may read while others write.
 
@@ -117,6 +124,7 @@ class SealedStream:
         write: Callable[[bytes], object],
     ) -> None:
         self._read, self._write = read, write
+        self._role = "notebook" if server else "node"
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         # OpenSSL's session belongs to one thread at a time. The lock is never held during I/O: a
@@ -139,11 +147,19 @@ class SealedStream:
                 self._flush()
                 if not self._receive():
                     raise EOFError("the other end has closed the channel") from None
-            except ssl.SSLError:
+            except ssl.SSLError as problem:
+                logger.info("TLS handshake failed: end=%s reason=%s", self._role, problem.reason)
                 with contextlib.suppress(OSError):
                     self._flush()  # the alert tells the other end
                 raise
         self._flush()
+        cipher = self._tls.cipher()
+        logger.debug(
+            "TLS session is open: end=%s version=%s cipher=%s",
+            self._role,
+            self._tls.version(),
+            cipher[0] if cipher else "",
+        )
 
     def peer(self) -> str:
         """Return the fingerprint of the other end's certificate."""
@@ -168,6 +184,7 @@ class SealedStream:
             OSError: records were tampered with.
         """
         if not self._need(HEADER.size):
+            logger.debug("TLS session has ended: end=%s", self._role)
             return None
         kind, length = HEADER.unpack_from(self._plain)
         # The other end may not be authenticated yet: it must not make this one buffer 4 GiB.
@@ -251,6 +268,7 @@ def main(job: str, pinned: str = "") -> int:
         while view:
             view = view[os.write(1, view) :]
 
+    log_to_file()
     stream = SealedStream(node_context(), False, lambda: os.read(0, READ_SIZE), send)
     try:
         send(MARK)
@@ -258,9 +276,31 @@ def main(job: str, pinned: str = "") -> int:
         command = authenticate(stream, job, pinned)
     # KeyError: a field of the answer is missing
     except (OSError, EOFError, ValueError, KeyError) as problem:
+        logger.info("no session: job=%s error=%s", job, type(problem).__name__)
         print(f"no encrypted session with the notebook: {problem}", file=sys.stderr)
         return 1
-    return serve(stream, command) if command else 0
+    if not command:
+        logger.info("session only stored the key: job=%s", job)
+        return 0
+    return serve(stream, command)
+
+
+def log_to_file() -> None:
+    """Write this node's log if the environment asks for one and the holder has a folder.
+
+    Nothing is written to standard error, which belongs to the shell of the session.
+    """
+    level = os.environ.get("SKYMAGIC_LOG", "").upper()
+    folders = holder_folders() if level in ("DEBUG", "INFO") else []
+    if folders:
+        path = os.path.join(folders[0], LOG_NAME)
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # for its mode
+            handler = logging.FileHandler(path)
+            handler.setFormatter(logging.Formatter(LOG_FORMAT))
+            logger.addHandler(handler)
+            logger.setLevel(level)
+    logger.propagate = False
 
 
 def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
@@ -272,11 +312,13 @@ def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
     fingerprint_seen = stream.peer()
     # Before the claim, so that a stranger does not learn whether this node has a key.
     if pinned and not hmac.compare_digest(fingerprint_seen, pinned):
+        logger.info("certificate is not the expected one: job=%s", job)
         raise PermissionError("the other end is not the notebook that has made the pool")
     knows, key, problem = known_key(job)
     claim = {"knows": knows, "problem": problem}
     if key:
         claim["proof"] = proof(key, NODE, fingerprint_seen)
+    logger.debug("key is claimed: job=%s source=%s problem=%s", job, knows or "none", problem)
     stream.put_message(CLAIM, claim)
     grant = stream.get_message(GRANT)
     problem = grant.get("refused", "")
@@ -289,12 +331,15 @@ def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
     if not problem and knows != STORED:
         try:
             store(key or grant["key"], wait=not key)
+            logger.info("key is stored: job=%s", job)
         except OSError as failure:
             # A key in the home folder suffices without a stored copy.
             problem = "" if key else f"the channel key cannot be kept: {failure}"
     stream.put_message(READY, {"problem": problem})
     if problem:
+        logger.info("session is refused: job=%s reason=%s", job, problem)
         raise PermissionError(problem)
+    logger.info("notebook is authenticated: job=%s", job)
     return grant["command"]
 
 
@@ -383,10 +428,12 @@ def serve(stream: SealedStream, command: str) -> int:
         bufsize=0,
         start_new_session=True,  # the notebook ends a process by its group
     )
+    logger.info("shell starts: shell=%s", shell.pid)
 
     def kill(signum: int) -> None:
         # Once the shell was waited for, its number may belong to another process group.
         if shell.returncode is None:
+            logger.info("shell is signalled: shell=%s signal=%s", shell.pid, signum)
             with contextlib.suppress(OSError):
                 os.killpg(shell.pid, signum)
 
@@ -418,7 +465,7 @@ def serve(stream: SealedStream, command: str) -> int:
                     stream.put(INPUT)  # makes the notebook's writes fail
                 if view or not frame[1]:
                     shell.stdin.close()
-        # The notebook is gone.
+        logger.info("session has ended at the notebook: shell=%s", shell.pid)
         with contextlib.suppress(OSError):
             shell.stdin.close()
         end(ABANDONED_TIMEOUT)
@@ -447,6 +494,7 @@ def serve(stream: SealedStream, command: str) -> int:
     for thread in [threading.Thread(target=copy_in, daemon=True), *copies]:
         thread.start()
     status = shell.wait()
+    logger.info("shell has ended: shell=%s status=%s", shell.pid, status)
     # A process left behind may hold the shell's streams for ever. Output already under way is sent
     # in full.
     for thread in copies:

@@ -86,18 +86,18 @@ class SentModule(FrozenMessage):
 
     module: ModuleSource
     ranks: tuple[int, ...] | None
-    """None for all ranks."""
+    """Ranks that need it; None for all ranks."""
 
 
 class BindOrder(FrozenMessage):
-    """What ranks need before a cell: variables, modules, sources, environment."""
+    """Data that ranks need before a cell: variables, modules, sources, environment."""
 
     python: str = ""
     """Version of the notebook's Python."""
     files: tuple[str, ...] = ()
     """Files of the node's store, by the number that a `Location` has."""
     bundles: tuple[PackedBundle, ...] = ()
-    """In the order in which they are rebuilt."""
+    """Values in the order of their reconstruction."""
     modules: tuple[SentModule, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
     """File name → source of the cells that defined functions, for tracebacks."""
@@ -110,7 +110,7 @@ class BindOrder(FrozenMessage):
     unbound: tuple[str, ...] = ()
     """Names that refer to Python's builtins again."""
     fresh: bool = False
-    """True if classes are created anew instead of being updated."""
+    """True if classes are replaced instead of updated."""
     environ: dict[str, str | None] = field(default_factory=dict)
     """Changed environment variables; None deletes one."""
     reads: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class BindOrder(FrozenMessage):
 
 
 class PackedValue(FrozenMessage):
-    """A value that a rank sends: its pickle, or the reason why there is none."""
+    """A value that a rank sends: its pickle, or the reason why it has none."""
 
     header: tuple[Location, ...] = ()
     buffers: tuple[Location, ...] = ()
@@ -131,7 +131,7 @@ class PackedValue(FrozenMessage):
     error: str = ""
     """Reason why the value cannot be sent."""
     group: str = ""
-    """Identity of a pickle that holds several values; "" for a pickle of its own."""
+    """Identity of a pickle that holds several values; "" for a separate pickle."""
     index: int = 0
     """Position in such a pickle."""
     count: int = 0

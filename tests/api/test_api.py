@@ -155,7 +155,7 @@ def test_a_broadcast_and_a_call_share_ranks_one_after_the_other(pool: Any) -> No
     assert results == [[add.local(n) for n in range(8)]]
 
 
-def test_coroutines_methods_partials_builtins_and_lazy_functions_within_others(pool: Any) -> None:
+def test_callables_of_every_kind_can_be_tasks(pool: Any) -> None:
     @sky.function
     async def soon(x: int) -> int:
         import asyncio
@@ -187,7 +187,7 @@ def test_the_decorator_keeps_name_and_documentation() -> None:
     assert sky.compute is sky.function
 
 
-def test_output_is_shown_of_all_ranks_and_controlled_by_decorators(
+def test_decorators_control_whose_output_is_shown(
     pool: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @sky.function
@@ -212,7 +212,7 @@ def test_output_is_shown_of_all_ranks_and_controlled_by_decorators(
 # ------------------------------------------------------------------------------------------------- arguments
 
 
-def test_arguments_are_fresh_in_each_call_and_forgotten_after_it(pool: Any) -> None:
+def test_arguments_are_sent_again_with_each_call(pool: Any) -> None:
     @sky.function
     def spoil(values: list[int], array: Any) -> tuple[list[int], float]:
         values.append(1)
@@ -270,7 +270,7 @@ def test_a_refusal_names_the_argument_and_nothing_runs(pool: Any, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_value_that_cannot_come_back(pool: Any) -> None:
+def test_unpicklable_result_is_unavailable(pool: Any) -> None:
     @sky.function
     def lock() -> Any:
         return threading.Lock()
@@ -326,7 +326,7 @@ def test_a_timeout_is_a_time(seconds: Any) -> None:
         add(1).with_timeout(seconds)
 
 
-def test_a_rank_that_dies_is_replaced_beside_calls_that_go_on(pool: Any, tmp_path: Path) -> None:
+def test_dead_rank_is_replaced_during_other_calls(pool: Any, tmp_path: Path) -> None:
     @sky.function
     def die(folder: str) -> None:
         import time
@@ -364,7 +364,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_say_what_to_write(pool: Any, name: str) -> None:
+def test_mistakes_suggest_the_correct_form(pool: Any, name: str) -> None:
     wrong, words = MISTAKES[name]
     with pytest.raises(TypeError, match=words):
         wrong(pool)
@@ -398,7 +398,7 @@ def test_a_pool_ends_with_its_block_and_can_be_started_again(
     assert compute.pool.state is State.STOPPED
 
 
-def test_a_named_pool_is_found_and_used_again_and_ends_also_when_its_block_fails(pool: Any) -> None:
+def test_named_pool_is_reused_and_ends_if_its_block_fails(pool: Any) -> None:
     def fails() -> None:
         with sky.ComputePool(name="shared", nodes=1) as first:
             made.append(first.pool)
@@ -460,7 +460,7 @@ def test_accelerators() -> None:
     ]
 
 
-def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
+def test_missing_accelerator_suggests_a_provider() -> None:
     with (
         raises(RequestError, "request", "--provider ssh"),
         sky.Compute(accelerator="B300:8"),
@@ -468,7 +468,7 @@ def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
         pass
 
 
-def test_providers_and_what_they_say_of_the_pool() -> None:
+def test_providers_set_fields_of_the_request() -> None:
     assert sky.Compute()._request.provider == "auto"
     assert sky.Compute(provider="local")._request.provider == "local"
     assert sky.Compute(provider=sky.Local())._request.provider == "local"
@@ -493,7 +493,7 @@ def test_times_and_amounts() -> None:
 # --------------------------------------------------------------------------------------------------- plugins
 
 
-def test_variables_images_and_a_plugin_of_ones_own_with_all_hooks_reach_the_ranks(
+def test_variables_images_and_plugin_hooks_reach_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from contextlib import contextmanager
@@ -643,7 +643,7 @@ train() @ pool
 """
 
 
-def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_leaves_nothing(
+def test_interrupted_script_shows_output_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
@@ -685,9 +685,7 @@ def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_
         (lambda: sky.function(time=3), "@sky.function takes no 'time'; did you mean 'timeout'?"),
     ],
 )  # fmt: skip
-def test_a_keyword_that_is_not_there_suggests_the_one_that_is(
-    call: Callable[[], Any], told: str
-) -> None:
+def test_unknown_keyword_suggests_the_nearest(call: Callable[[], Any], told: str) -> None:
     with pytest.raises(TypeError) as refused:
         call()
     assert str(refused.value).startswith(told)
@@ -740,7 +738,7 @@ def test_files(pool: Any, tmp_path: Path) -> None:
         pool.put(str(tmp_path / "here.txt"), "x", nodes=7)
 
 
-def test_pools_and_what_completes(pool: Any) -> None:
+def test_pools_are_listed_and_complete(pool: Any) -> None:
     assert [one.name for one in sky.pools()][-1] == pool.name
     public = set(dir(pool))
     assert {

@@ -65,9 +65,7 @@ def test_as_a_table(golden: Golden) -> None:
     golden(costs.text([]))
 
 
-def test_what_is_kept_outlives_its_process_for_a_month(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_costs_are_kept_for_a_month(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = time.time()
     ledger.write(
         replace(FIRST, job="old-1", pool="old", started=now - 40 * 86400, ended=now - 39 * 86400)
@@ -105,8 +103,8 @@ def test_disks_and_addresses(cards: int, private: bool, addresses: int) -> None:
     assert made.beside == pytest.approx(4 * 100 * 0.08 / 730 + addresses * 0.005)
 
 
-def test_a_plan_tells_the_price_of_what_was_taken() -> None:
-    """The first offer had no room: another type elsewhere was taken, which costs more."""
+def test_plan_shows_the_price_of_the_chosen_machines() -> None:
+    """The first offer lacks capacity, and the second one, of another type elsewhere, costs more."""
     rental = Rental(
         "aws",
         "m5.large",

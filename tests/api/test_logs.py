@@ -23,7 +23,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
             "import skymagic as sky, os\n@sky.function\ndef say(word):\n    print(word, 'from', os.environ['RANK'])"
         )
         one.run(
-            "from skymagic.jobs.cell import number_in\nfirst = number_in(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
+            "from skymagic.jobs.cell import cell_number\nfirst = cell_number(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
         )
         one.run(
             "%%sky_broadcast\nfor step in range(200):\n    print('step', step, 'loss', step / 2)"
@@ -101,7 +101,7 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
     gate = notebook.folder / "gate"
     os.mkfifo(gate)
     body = f"print('loss', 1, flush=True)\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()\nprint('loss 2\\nother\\nloss 3', end='')"
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run(f"%%sky_broadcast -a --only 1\n{body}")
     following = notebook.start(f"%sky_logs --rank 0 --cell {cell} --grep loss -f")
@@ -117,7 +117,7 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
 def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
     gate = notebook.folder / "half"
     os.mkfifo(gate)
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run(
         f"%%sky_broadcast -a --only 0\nprint('whole\\nha', end='', flush=True)\n"
@@ -131,15 +131,13 @@ def test_a_line_is_followed_from_its_first_half(notebook: Notebook) -> None:
     assert notebook.finish(following).lines == ["whole", "half"]
 
 
-def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_follow_shows_a_waiting_run_once_it_begins(golden: Golden, notebook: Notebook) -> None:
     gate = notebook.folder / "before"
     os.mkfifo(gate)
     notebook.run(
         f"%%sky_broadcast -a --only 1\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()"
     )
-    notebook.run("number = number_in(get_ipython())")
+    notebook.run("number = cell_number(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run("%%sky_broadcast -a --only 1\nprint('begun')")
     golden(notebook.fail(f"%sky_logs --cell {cell}").evalue, hide=[rf"\b{cell}\b", "there are .*"])
@@ -148,7 +146,7 @@ def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(
     assert notebook.finish(following).lines == ["begun"]
 
 
-def test_what_stays_of_a_pool_that_has_ended(golden: Golden, notebook: Notebook) -> None:
+def test_ended_pool_keeps_logs_and_costs(golden: Golden, notebook: Notebook) -> None:
     first, _ = numbers(notebook)
     job = notebook.value("pool.job_id")
     notebook.run("%sky_down")

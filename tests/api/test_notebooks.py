@@ -134,7 +134,8 @@ def fetched(desk: Desk, name: str) -> Path:
     return desk.folder / name
 
 
-def test_it_goes_on_without_its_client(desk: Desk) -> None:
+def test_job_continues_without_its_client(desk: Desk) -> None:
+    """The client of `skymagic run` is killed and interrupted; the job on the head continues."""
     notebook = written(desk.folder, *CELLS)
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool, "-p", "epochs=3")
     assert code == 0, err

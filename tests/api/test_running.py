@@ -13,7 +13,7 @@ import pytest
 from skymagic.api.command import main
 from skymagic.api.pool_listing import PoolListing
 from skymagic.errors import PoolError, RequestError
-from skymagic.plan.units import roughly
+from skymagic.plan.units import rough_duration
 from skymagic.providers import PoolLocation, RemotePool, RemotePools
 from skymagic.providers.host_pools import HostNode, pools_of
 from skymagic.wire.record import AgentRecord
@@ -66,7 +66,7 @@ def listing(*pools: RemotePool, hosts: str = "gpu1,gpu2", **unreached: str) -> P
         ({"busy_since": NOW - 60, "max_lifetime": 14_400.0}, "a cell runs for 1m; ends in 1h"),
     ],
 )
-def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
+def test_state_of_a_node(values: dict[str, Any], said: str) -> None:
     assert node(**values).state == said
 
 
@@ -74,7 +74,7 @@ def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
     ("seconds", "text"), [(-3, "0s"), (0.2, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h")]
 )
 def test_durations_are_rough(seconds: float, text: str) -> None:
-    assert roughly(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 def test_status_in_words(golden: Golden) -> None:
@@ -121,7 +121,7 @@ def test_status_for_programs() -> None:
     }  # fmt: skip
 
 
-def test_which_pool_is_meant(golden: Golden) -> None:
+def test_selection_of_a_pool_is_unambiguous(golden: Golden) -> None:
     one, other = pool(node(0)), pool(node(0, "lab-0000ffff"))
     assert RemotePools((one,)).select(None) == (one,)
     assert RemotePools((one, other)).select("lab-0000ffff") == (other,)

@@ -48,7 +48,7 @@ def test_unknown_keyword_gets_the_nearest(keyword: str, told: str) -> None:
         sky.Compute(**{keyword: 2})
 
 
-def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     for module, name in (
         (sky, "RunPod"),
         (sky.plugins, "cuml"),
@@ -70,7 +70,7 @@ def test_new_names_cost_nothing_until_they_are_used() -> None:
     assert done.stdout == "False\n"
 
 
-def test_system_packages_are_not_installed_on_machines_of_ones_own(golden: Golden) -> None:
+def test_system_packages_are_not_installed_on_own_machines(golden: Golden) -> None:
     told: list[str] = []
     launch.plan_of(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
     golden(told)

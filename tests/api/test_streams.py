@@ -58,7 +58,7 @@ def fail() -> int:
 # ------------------------------------------------------------------------------------- generator functions
 
 
-def test_values_come_in_order_however_many(pool: Any) -> None:
+def test_values_arrive_in_order_for_any_number_of_calls(pool: Any) -> None:
     values = countdown(5000) >> pool
     assert next(values) == 5000
     assert list(values) == list(range(4999, 0, -1))
@@ -74,7 +74,7 @@ def test_arguments_of_any_name(pool: Any) -> None:
     assert list(named(key=1, function="two", self=3) >> pool) == [1, "two", 3]
 
 
-def test_a_value_is_there_before_the_next_is_made(pool: Any, tmp_path: Path) -> None:
+def test_value_arrives_before_the_next_is_computed(pool: Any, tmp_path: Path) -> None:
     values = stepwise(str(tmp_path)) >> pool
     assert not list(tmp_path.iterdir())
     assert next(values) == 0
@@ -82,7 +82,7 @@ def test_a_value_is_there_before_the_next_is_made(pool: Any, tmp_path: Path) -> 
 
 
 def test_a_slow_value_does_not_hold_back_those_before_it(pool: Any, tmp_path: Path) -> None:
-    """The eighth value is made when the notebook has shown that it has the seventh, which followed at once."""
+    """The eighth value is computed only after the notebook has shown the seventh."""
 
     @sky.function
     def hesitant(folder: str) -> Iterator[int]:
@@ -102,7 +102,7 @@ def test_a_slow_value_does_not_hold_back_those_before_it(pool: Any, tmp_path: Pa
     assert seen == list(range(9))
 
 
-def test_on_all_ranks_lists_by_rank_come_in_step(pool: Any) -> None:
+def test_streamed_lists_by_rank_arrive_in_step(pool: Any) -> None:
     @sky.function
     def shares() -> Iterator[tuple[int, int]]:
         info = sky.instance_info()
@@ -122,7 +122,7 @@ def test_leaving_the_loop_ends_the_generator(pool: Any, tmp_path: Path) -> None:
     assert list(values) == []
 
 
-def test_what_came_before_an_error_is_not_lost(pool: Any) -> None:
+def test_values_before_an_error_are_not_lost(pool: Any) -> None:
     @sky.function
     def breaks() -> Iterator[int]:
         yield from range(20)
@@ -176,7 +176,7 @@ def test_on_a_rank_it_is_a_plain_generator(pool: Any) -> None:
 # -------------------------------------------------------------------------------------------------- gather
 
 
-def test_values_come_as_calls_end(pool: Any, tmp_path: Path) -> None:
+def test_values_arrive_as_calls_end(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
     values = (
         sky.gather(wait_for(folder, "a", 1), wait_for(folder, "b", 2), stream=True, ordered=False)
@@ -188,7 +188,7 @@ def test_values_come_as_calls_end(pool: Any, tmp_path: Path) -> None:
     assert list(values) == [1]
 
 
-def test_in_the_order_of_the_calls_each_when_it_is_there(pool: Any, tmp_path: Path) -> None:
+def test_values_arrive_in_call_order_when_ready(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
     values = (
         sky.gather(
@@ -256,7 +256,7 @@ def test_on_all_ranks_calls_follow_each_other(pool: Any) -> None:
 # -------------------------------------------------------------------------------------- ranks that go, last of all
 
 
-def test_a_rank_that_was_started_anew_has_no_generator(golden: Golden, pool: Any) -> None:
+def test_restarted_rank_has_no_generator(golden: Golden, pool: Any) -> None:
     values = countdown(3) @ pool
     assert next(values) == [3, 3]
     pool.pool.restart()

@@ -59,7 +59,7 @@ def refused(host: ShellHost, wanted: Requirements, uv: str) -> str:
 def test_a_plugin_and_the_notebook_contradict_each_other(
     host: ShellHost, index: Path, uv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are named, with what they want."""
+    """The error names both, with the versions that they require."""
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     installed(tmp_path / "site", "sky-base", "2.0")
@@ -98,17 +98,15 @@ def test_a_plugin_and_the_notebook_contradict_each_other(
         ),
     ],
 )
-def test_what_is_not_there_is_no_contradiction(line: str, words: str) -> None:
+def test_missing_settings_are_no_conflict(line: str, words: str) -> None:
     failure = InstallFailure(
         "choosing", "uv pip compile", 1, ("No solution found when resolving dependencies:", line)
     )
     assert words in failure.remedy(FACTS)
 
 
-def test_a_version_that_was_yanked_is_the_notebooks_all_the_same(
-    host: ShellHost, index: Path, uv: str
-) -> None:
-    """Who has it may go on with it (PEP 592); who asks for none in particular gets another one."""
+def test_yanked_version_of_the_notebook_is_installed(host: ShellHost, index: Path, uv: str) -> None:
+    """A yanked version that the notebook has may be used (PEP 592); an unpinned request gets another one."""
     for name in ("sky-yanked", "sky-other"):
         for version in ("1.0", "2.0"):
             make_wheel(index, name, version)
@@ -122,7 +120,7 @@ def test_a_version_that_was_yanked_is_the_notebooks_all_the_same(
 
 
 def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
-    """It is named; the next start, with a whole one, works."""
+    """The error names it, and the next start with an intact wheel works."""
     path = make_wheel(index, "sky-damaged", "1.0")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("sky_damaged.bin", data := os.urandom(100_000))
@@ -137,7 +135,7 @@ def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
 
 
 @pytest.mark.needs("mounts")
-def test_a_disk_that_is_full_amid_a_wheel(home: Path, index: Path, uv: str) -> None:
+def test_disk_full_during_a_download(home: Path, index: Path, uv: str) -> None:
     path = make_wheel(index, "sky-large", "1.0")
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("sky_large.bin", bytes(150_000_000))

@@ -81,7 +81,7 @@ def folded(script: str) -> str:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_word_for_word(name: str) -> None:
-    """Run with SKYMAGIC_GOLDEN=write to take over a change that you have read."""
+    """Run with SKYMAGIC_GOLDEN=write to accept a change that you have reviewed."""
     if os.environ.get("SKYMAGIC_GOLDEN") == "write":
         (GOLDEN / name).write_text(folded(SCRIPTS[name]))
     assert folded(SCRIPTS[name]) == (GOLDEN / name).read_text()
@@ -93,8 +93,8 @@ def test_scripts_are_shell_text(name: str, shell: str) -> None:
     subprocess.run([shell, "-n"], input=SCRIPTS[name], text=True, check=True, capture_output=True)
 
 
-def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
-    """By the names of folders where there are such, else as importlib.metadata knows them; what is not there is left out."""
+def test_interpreter_reports_its_packages(tmp_path: Path) -> None:
+    """From folder names where possible, otherwise from importlib.metadata; missing packages are omitted."""
     (tmp_path / "old_style.egg-info").mkdir()
     (tmp_path / "old_style.egg-info/PKG-INFO").write_text(
         "Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n"
@@ -122,12 +122,12 @@ def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["probe.sh", "install.sh", "add.sh"])
 def test_passwords_are_on_no_command_line(name: str) -> None:
-    """An index stands in a script, which a host reads from its input, only where it is assigned, or a builtin writes it to a file."""
+    """The URL of an index occurs in a script, which the host reads from standard input, only in assignments and in builtins that write files."""
     (line,) = [line.strip() for line in SCRIPTS[name].splitlines() if "pa$$" in line]
     assert line.startswith("further=" if name == "probe.sh" else "printf ")
 
 
-def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_list_of_packages_is_as_requested(tmp_path: Path) -> None:
     text = SCRIPTS["install.sh"]
     function = text[text.index("requirements() {") : text.index("commands() {")]
     subprocess.run(
@@ -142,7 +142,7 @@ def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
     ]
 
 
-def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
+def test_uv_gets_the_configuration_of_pip(tmp_path: Path) -> None:
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / "own.conf").write_text("[install]\ntrusted-host: b\n[other]\nindex-url = no\n")
     (tmp_path / "cert").touch()
@@ -205,7 +205,7 @@ UNSAFE = "unsafe-best-match"
 def test_a_private_package_has_no_rival(
     tmp_path: Path, settings: dict[str, str], asked: list[str | None], strategy: str | None
 ) -> None:
-    """The indexes that uv asks first, and last, and whether it compares what they have."""
+    """The indexes that uv queries first and last, and whether it compares their versions."""
     assert uv_environment(tmp_path, settings) == [*asked, strategy]
 
 
@@ -345,7 +345,7 @@ def test_how_an_environment_is_made() -> None:
     assert by(pythons=(), uv="/bin/uv") == ("", False, "/bin/uv")
 
 
-def test_what_is_there_is_not_sent_again() -> None:
+def test_present_files_are_not_sent_again() -> None:
     assert plan_install(WANTED, replace(FACTS, ready=True), "t", "w") == InstallPlan(
         WANTED, FACTS.env, "", "t", wheel="w"
     )
@@ -375,14 +375,14 @@ def test_why_nothing_can_be_set_up(changes: dict[str, object], words: str) -> No
 
 
 @pytest.mark.parametrize("what", ["foreign", "exposed"])
-def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
+def test_files_of_other_users_are_not_run(what: str) -> None:
     for facts in (FACTS, replace(FACTS, ready=True, code=True)):
         (sentence,) = explain_unusable(replace(facts, **{what: "drwxrwxrwx 2 eve eve"}), WANTED)  # type: ignore[arg-type]
         assert "drwxrwxrwx 2 eve eve" in sentence
         assert "--env SKYMAGIC_HOME=" in sentence
 
 
-def test_an_interpreter_that_cannot_be_used_as_it_is(golden: Golden) -> None:
+def test_unusable_interpreter_is_explained(golden: Golden) -> None:
     requirements = replace(
         WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=()
     )
@@ -416,7 +416,7 @@ def test_an_interpreter_that_cannot_be_used_as_it_is(golden: Golden) -> None:
         ("Segmentation fault", "create the pool again"),
     ],
 )  # fmt: skip
-def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
+def test_failed_step_has_a_remedy(line: str, words: str) -> None:
     failure = InstallFailure("installing", "pip install", 1, (line,), 5_000_000, "3.11")
     assert words in failure.remedy(FACTS)
     assert line in failure.reason
@@ -449,7 +449,7 @@ def test_no_password_and_no_secret_of_a_command_is_shown() -> None:
     assert "hub login --token ****" in everything
 
 
-def test_a_listener_tells_steps_and_keeps_the_last_lines(golden: Golden) -> None:
+def test_progress_reports_steps_and_keeps_the_last_lines(golden: Golden) -> None:
     told: list[str] = []
     progress = InstallProgress(told.append)
     for line in (

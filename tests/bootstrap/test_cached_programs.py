@@ -115,7 +115,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_above_are_left_alone(tmp_path: Path) -> None:
-    """Also a checkout of skymagic in which somebody keeps a cache."""
+    """Also a checkout of skymagic that contains somebody's cache."""
     above = tmp_path / "skymagic" / "cache"
     above.mkdir(parents=True)
     for folder in (above, above.parent):

@@ -105,8 +105,8 @@ def passed(links: list[Linked]) -> list[object]:
     return [each.said() for each in links]
 
 
-def test_what_one_host_has_all_have(chain: Chain) -> None:
-    """Programs name the interpreter at its new place."""
+def test_all_hosts_get_the_files_of_one(chain: Chain) -> None:
+    """Programs refer to the interpreter at its new path."""
     links = chain(4)
     assert passed(links) == [True] * 4
     for each in links[1:]:
@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_keeps_nothing_from_those_behind(chain: Chain) -> No
     assert links[2].read("env/e/large") == DATA
 
 
-def test_a_host_that_does_not_follow_holds_nobody_up(chain: Chain) -> None:
+def test_slow_host_does_not_delay_others(chain: Chain) -> None:
     first, second, _ = chain(3, program().replace(*SHORT))
     first.take(None, first)
     second.take(first, first)
@@ -151,7 +151,7 @@ def test_a_host_that_does_not_follow_holds_nobody_up(chain: Chain) -> None:
 
 
 def test_strangers_get_nothing(chain: Chain) -> None:
-    """One who shows another certificate, and one who shows none."""
+    """One shows another certificate, the other shows none."""
     links = chain(2)
     assert asked_by_a_stranger(cast("int", links[0].port)) == b""
     assert passed(links) == [True, True]
@@ -168,8 +168,8 @@ def asked_by_a_stranger(port: int) -> bytes:
             return b""
 
 
-def test_strangers_who_only_connect(chain: Chain) -> None:
-    """All are closed in the end; meanwhile it does not ask for descriptors without a pause, and passes on as before."""
+def test_silent_strangers_are_disconnected(chain: Chain) -> None:
+    """All are closed in the end. Meanwhile the server does not spin when descriptors run out, and continues to copy."""
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
     text = program().replace("HANDSHAKE_SECONDS = 10.0", "HANDSHAKE_SECONDS = 1.0")
     at = text.index("import contextlib")

@@ -82,7 +82,7 @@ def names(home: Path) -> set[str]:
     return {f"{kind}/{path.name}" for kind in ("env", "code") for path in (folder / kind).glob("*")}
 
 
-def test_what_is_there(home: Path) -> None:
+def test_disk_items_are_listed_with_sizes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     found = {item.path: item for item in disk.items}
     envs = {f"env/{name}" for name in ("old", "new", "used", "half", "cut-off")}
@@ -98,7 +98,7 @@ def test_what_is_there(home: Path) -> None:
     assert disk.users(new) == []
 
 
-def test_what_nobody_has_used_goes(home: Path) -> None:
+def test_unused_files_are_removed(home: Path) -> None:
     before = names(home)
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, include_all=False)), home))
@@ -107,7 +107,7 @@ def test_what_nobody_has_used_goes(home: Path) -> None:
     assert not list((home / ".skymagic").glob(".removing*"))
 
 
-def test_all_that_is_not_in_use_goes(home: Path) -> None:
+def test_all_files_that_are_not_in_use_are_removed(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, include_all=True)), home))
     assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2"}
@@ -123,7 +123,7 @@ def test_an_empty_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["$(touch hacked)`touch hacked`;'\"", "with blanks", "$HOME", "-rf", "a\nb"]
 )
-def test_what_has_another_name_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_files_with_other_names_are_not_removed(tmp_path: Path, name: str) -> None:
     environment(tmp_path, name, 40)
     environment(tmp_path, "0123-Linux-x86_64-gpu1.lab", 40)
     disk = parse_disk(sh(disk_script(), tmp_path))

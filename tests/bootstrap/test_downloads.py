@@ -37,7 +37,7 @@ UV = (
     ],
     ids=["pip", "uv", "others"],
 )
-def test_the_share_is_that_of_the_planned_bytes_that_have_come(
+def test_share_counts_downloaded_planned_bytes(
     lines: Sequence[str], shares: list[float | None]
 ) -> None:
     downloads = Downloads(SIZES)
@@ -46,7 +46,7 @@ def test_the_share_is_that_of_the_planned_bytes_that_have_come(
     ]
 
 
-def test_nothing_is_said_where_no_size_is_known() -> None:
+def test_no_share_without_known_sizes() -> None:
     downloads = Downloads({})
     assert {downloads.feed(line) for line in (*PIP, *UV)} == {None}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap import local_wheels as wheels
-from skymagic.bootstrap.builds import misfit
+from skymagic.bootstrap.builds import incompatibility
 from skymagic.bootstrap.facts import HostFacts
-from skymagic.bootstrap.local_wheels import NoWheel, OwnWheel, own_wheel, source_files
+from skymagic.bootstrap.local_wheels import LocalWheel, NoWheel, local_wheel, source_files
 from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.requirements import notebook, requirements_of
 from skymagic.errors import RequestError
@@ -39,33 +39,33 @@ def read(path: str, name: str) -> str:
 
 
 def test_a_wheel_is_built_once_for_each_state_of_its_source(shelf: Shelf) -> None:
-    """Also of a state that was there before; a damaged one is made anew, and nothing is left in the source."""
+    """Also for an earlier state; a damaged wheel is rebuilt, and the source stays clean."""
     project = shelf.editable("tiny-own", "1.0", {"tinyown.py": "state = 1\n"})
     before = sorted(project.rglob("*"))
     builds, told = shelf.builds("tiny-own"), list[str]()
-    first = own_wheel("tiny_own", told.append)
+    first = local_wheel("tiny_own", told.append)
     (message,) = told
     assert f"tiny-own 1.0 in {project}" in message
     assert (first.name, first.version, first.source) == ("tiny-own", "1.0", str(project))
     assert read(first.path, "tinyown.py") == "state = 1\n"
-    assert own_wheel("tiny-own") == first
+    assert local_wheel("tiny-own") == first
     (project / "src/tinyown.py").write_text("state = 2\n")
-    second = own_wheel("tiny-own")
+    second = local_wheel("tiny-own")
     assert second.digest != first.digest
     assert read(second.path, "tinyown.py") == "state = 2\n"
     assert builds.read_text().count("built") == 2
     (project / "src/tinyown.py").write_text("state = 1\n")
-    assert own_wheel("tiny-own") == first
+    assert local_wheel("tiny-own") == first
     assert builds.read_text().count("built") == 2
     Path(first.path).write_bytes(Path(first.path).read_bytes()[:-30])
-    assert own_wheel("tiny-own") == first
+    assert local_wheel("tiny-own") == first
     assert read(first.path, "tinyown.py") == "state = 1\n"
     assert builds.read_text().count("built") == 3
     assert sorted(project.rglob("*")) == before
 
 
-def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
-    """But code is, where it lies among what git knows: a version that a build writes."""
+def test_ignored_files_are_not_sources(tmp_path: Path) -> None:
+    """Except code in a tracked folder, such as a generated version file."""
     for file in (
         "pkg/__init__.py",
         "pkg/_version.py",
@@ -97,24 +97,24 @@ def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
         '{"url": "file:///gone/tiny_other-2.0-py3-none-any.whl", "archive_info": {}}',
     ],
 )
-def test_what_is_installed_is_packed_again(shelf: Shelf, origin: str) -> None:
-    """Whatever has become of its source: a folder, a repository, a file."""
+def test_installed_files_are_packed_into_a_wheel(shelf: Shelf, origin: str) -> None:
+    """No matter what happened to their source: a folder, a repository or a file."""
     shelf.add(
         "tiny-other", "2.0", {"tinyother/__init__.py": "here = True\n", "tinyother/data.txt": "d"}
     )
     (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(origin)
-    made = own_wheel("tiny-other")
+    made = local_wheel("tiny-other")
     assert Path(made.path).name == "tiny_other-2.0-py3-none-any.whl"
     assert "hush" not in made.source
     with zipfile.ZipFile(made.path) as archive, zipfile.ZipFile(shelf.links / made.file) as theirs:
         assert sorted(archive.namelist()) == sorted(theirs.namelist())
         assert archive.read("tinyother/__init__.py") == b"here = True\n"
-    assert own_wheel("tiny-other") == made
+    assert local_wheel("tiny-other") == made
     (shelf.site / "tinyother/__init__.py").write_text("here = False\n")
-    assert own_wheel("tiny-other").digest != made.digest
+    assert local_wheel("tiny-other").digest != made.digest
 
 
-def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
+def test_failed_build_shows_its_last_lines(shelf: Shelf) -> None:
     project = shelf.editable("tiny-own", "1.0", {"tinyown.py": ""})
     shelf.editable("tiny-gone", "1.0", {"tinygone.py": ""})
     (shelf.folder / "projects/tiny-gone/pyproject.toml").unlink()
@@ -129,8 +129,8 @@ def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
     assert not list(wheels.wheel_cache().glob("*/.*"))
 
 
-def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
-    """And no index is asked for them; an environment is named by what they are, and not by their content."""
+def test_own_distributions_are_found_as_dependencies(shelf: Shelf) -> None:
+    """No index is asked for them, and an environment's name contains their names, not their content."""
     shelf.editable("tiny-own", "1.0", {"tinyown.py": ""}, ["packaging"])
     shelf.editable("tiny-base", "1.0", {"tinybase.py": ""}, ["tiny-own"])
     here = notebook("tiny-base")
@@ -191,24 +191,28 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
 def test_a_wheel_of_another_platform_is_refused_by_name(
     file: str, facts: HostFacts, why: str, tmp_path: Path
 ) -> None:
-    assert (why in misfit(file, facts, "3.11")) if why else misfit(file, facts, "3.11") == ""
+    assert (
+        (why in incompatibility(file, facts, "3.11"))
+        if why
+        else incompatibility(file, facts, "3.11") == ""
+    )
     wanted = requirements_of(Image())
     (tmp_path / file).touch()
     wanted = replace(
         wanted,
         minor="3.11",
-        own=(OwnWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),),
+        own=(LocalWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),),
     )
     said = explain_unusable(facts, wanted)
     assert bool(said) == bool(why)
     assert all(sentence.startswith("tiny-fast 1 (from /src/fast) ") for sentence in said)
 
 
-def test_there_is_no_wheel_of_what_lost_its_files(shelf: Shelf) -> None:
+def test_no_wheel_if_installed_files_are_missing(shelf: Shelf) -> None:
     shelf.add("tiny-other", "2.0", {"tinyother.py": ""})
     (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(
         '{"url": "file:///gone", "dir_info": {}}'
     )
     (shelf.site / "tinyother.py").unlink()
     with pytest.raises(NoWheel, match="tinyother.py"):
-        own_wheel("tiny-other")
+        local_wheel("tiny-other")

@@ -79,7 +79,7 @@ def with_gpu(host: ShellHost, folder: Path) -> None:
 def test_versions_are_the_notebooks(
     program: str, notebook: Path, index: Path, host: ShellHost, uv: str
 ) -> None:
-    """Of what is asked for, and of what that needs; a constraint overrides, and `latest` does. A host without GPUs gets no CUDA."""
+    """Of the requested packages and their dependencies; constraints and `latest` override them. A host without GPUs gets no CUDA."""
     torch_wheels(index)
     installed(notebook, "torch", "2.13.0+cu130", ["nvidia-libs"])
     asked = ("torch", "sky-asked", "sky-latest>=0", "sky-bound>1", "sky-within>=1", "sky-elsewhere")
@@ -157,7 +157,7 @@ def test_a_build_for_cuda_alone_is_asked_about(
 
 
 def test_equal_hosts_share_their_lines() -> None:
-    """Also where an index has told some sizes to only one of them; a host of another platform has its own."""
+    """Also if an index reported sizes to only one of them; a host of another platform is listed separately."""
     names = [f"needed-{number}" for number in range(61)]
     wanted = replace(
         SMALL,
@@ -209,7 +209,7 @@ def test_equal_hosts_are_asked_about_once(golden: Golden) -> None:
 def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(
     program: str, index: Path, host: ShellHost, uv: str
 ) -> None:
-    """What the notebook does not have may need what nobody has thought of."""
+    """A package that the notebook lacks may depend on CUDA packages."""
     torch_wheels(index, cpu=False)
     make_wheel(index, "sky-trainer", "1.0", ["torch"])
     wanted = wanting("sky-trainer")
@@ -221,7 +221,7 @@ def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(
     assert "torch" not in host.run("find ~/.skymagic/env").out
 
 
-def test_a_build_that_is_named_is_meant_for_gpus() -> None:
+def test_named_cuda_build_is_for_gpus() -> None:
     image = Image(
         pip=("sky-one",),
         pip_indexes=("https://download.pytorch.org/whl/cu126", "https://example.org/simple"),
@@ -246,7 +246,7 @@ def test_a_build_that_is_named_is_meant_for_gpus() -> None:
 def test_a_public_package_does_not_stand_in_for_a_private_one(
     private: str, notebook: Path, tmp_path: Path, used_home: Path, uv: str
 ) -> None:
-    """Whatever version it has; where the private one will not do, nothing is installed."""
+    """Whatever its version is; if the private one does not fit, nothing is installed."""
     own, public, told = tmp_path / "own", tmp_path / "public", list[str]()
     make_wheel(own, "sky-acme", "1.0")
     make_wheel(public, "sky-acme", "99.0")
@@ -284,7 +284,7 @@ def test_an_index_that_does_not_answer_is_left_out(
     uv: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is asked once, not with each package, and named without its password."""
+    """It is tried once, not for each package, and shown without its password."""
     monkeypatch.setattr("skymagic.bootstrap.probe.ANSWER_SECONDS", 3)
     for name in ("sky-one", "sky-two", "sky-three"):
         make_wheel(index, name, "1.0")

@@ -96,7 +96,7 @@ def test_a_ready_host_costs_one_round_trip(bootstrapped_home: Path, home: Path) 
 
 
 def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_path: Path) -> None:
-    """A wheel from here, another that only pip's configuration on the host leads to, and a plugin's command."""
+    """A wheel of the notebook, a wheel found only by pip's configuration on the host, and a plugin's command."""
     links = tmp_path / "links"
     links.mkdir()
     for folder, name in ((links, "tiny_there"), (tmp_path, "tiny_here")):
@@ -172,7 +172,7 @@ def test_an_index_serves_its_packages_and_no_others(
 
 
 def test_whether_a_python_can_be_fetched(home: Path) -> None:
-    """It is asked where no interpreter fits; a proxy, and a place on the disk, are left to uv."""
+    """Asked only if no interpreter fits; proxies and local mirrors are left to uv."""
     wanted = replace(SMALL, python="3.99", minor="3.99")
 
     def unreached(mirror: str, **more: str) -> str:
@@ -211,7 +211,7 @@ def test_whether_a_python_can_be_fetched(home: Path) -> None:
     ],
     ids=["a command", "a package"],
 )
-def test_what_fails_is_shown_with_what_it_said(
+def test_failed_command_is_shown_with_its_output(
     asked: dict[str, tuple[str, ...]], words: list[str], used_home: Path, uv: str
 ) -> None:
     host = ShellHost(used_home, env={"PIP_NO_INDEX": "1"})
@@ -220,8 +220,8 @@ def test_what_fails_is_shown_with_what_it_said(
     assert [each for each in words if each not in text] == []
 
 
-def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home: Path) -> None:
-    """Hosts may share a home."""
+def test_environment_with_another_hosts_python_is_not_changed(home: Path) -> None:
+    """Hosts may share a home folder."""
     host = ShellHost(home)
     first = probe(host, SMALL)
     folder = home / ".skymagic/env" / first.env
@@ -234,7 +234,7 @@ def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home
     assert not other.ready
 
 
-def test_what_ranks_need_is_what_the_package_declares() -> None:
+def test_ranks_need_the_declared_dependencies() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {Requirement(text) for text in declared} >= {
         Requirement(name + bounds) for name, bounds in RANK_DEPENDENCIES.items()
@@ -252,7 +252,7 @@ def test_files_that_are_not_here() -> None:
 # ---------------------------------------------------------------------------------- an interpreter as it is
 
 
-def test_an_interpreter_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
+def test_named_interpreter_is_used_unchanged(tmp_path: Path) -> None:
     home = tmp_path / "my home's"
     home.mkdir()
     host = ShellHost(home)
@@ -292,7 +292,7 @@ def test_a_folder_that_others_may_write_to(home: Path) -> None:
 
 
 def test_system_packages_of_a_rented_machine(used_home: Path, uv: str, tmp_path: Path) -> None:
-    """By its user's sudo, for which a program stands here that writes down what it is to do."""
+    """Installed by its user's sudo; a program in its place records the commands."""
     (tmp_path / "sudo").write_text(f'#!/bin/sh\necho "sudo $*" >>{tmp_path}/told\n')
     (tmp_path / "sudo").chmod(0o700)
     image, asked = needs(
@@ -392,7 +392,7 @@ def connected(hosts: Hosts) -> Iterator[HostConnection]:
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("what", ["stop button", "connection lost"])
 def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) -> None:
-    """Whoever stops a setup, or loses the connection, leaves no process and no environment."""
+    """A stopped setup or a lost connection leaves no process and no environment."""
 
     def act(text: str) -> None:
         if text.startswith("running") and what == "stop button":
@@ -451,7 +451,7 @@ def test_a_full_disk(home: Path, cache: Path) -> None:
 def test_a_machine_with_nothing_that_makes_environments(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No Python, no uv, and a machine for which there is no uv to upload either."""
+    """It has no Python and no uv, and there is no uv for its platform to upload."""
     (tmp_path / "bin").mkdir()
     uname = tmp_path / "bin/uname"
     uname.write_text(
@@ -477,7 +477,7 @@ def test_without_shared_memory(home: Path) -> None:
     assert (shared is not None) == os.access("/dev/shm", os.W_OK)
 
 
-def test_a_clock_that_is_off_is_said(used_home: Path, tmp_path: Path) -> None:
+def test_wrong_clock_is_reported(used_home: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     date = tmp_path / "bin/date"
     date.write_text('#!/bin/sh\n[ "$*" = +%s ] || exit 1\necho $(($(/bin/date +%s) - 3600))\n')
@@ -554,9 +554,7 @@ def test_setup_on_a_file_system_without_locks(
 
 
 @pytest.mark.parametrize("what", ["all of it", "its shell", "nobody listens"])
-def test_a_setup_that_ends_half_way_is_made_anew(
-    what: str, home: Path, tmp_path: Path, uv: str
-) -> None:
+def test_interrupted_setup_is_repeated(what: str, home: Path, tmp_path: Path, uv: str) -> None:
     share_code(home)
     host, go = ShellHost(home, env=NO_INDEX), tmp_path / "go"
     requirements = replace(

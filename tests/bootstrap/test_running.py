@@ -73,7 +73,7 @@ def test_agents_that_live_are_found(tmp_path: Path, sleeper: subprocess.Popen[by
     assert jobs(tmp_path) == [("lab-0a1b2c3d", 0), ("lab-0a1b2c3d", 1)]
 
 
-def test_what_is_gone_is_not(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_removed_process_is_not_found(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     pid, ticks, boot = identity(sleeper.pid).split()
     left(tmp_path, "lab-00000001", 0, f"{2**22 - 1} {ticks} {boot}")
     left(tmp_path, "lab-00000003", 0, f"{pid} {ticks} 0000-another-boot")
@@ -146,7 +146,7 @@ def test_the_daemon_of_an_agent_ends_with_it(tmp_path: Path) -> None:
         assert process.wait(30) == -15
 
 
-def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     with subprocess.Popen(
         [sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=True
@@ -165,6 +165,6 @@ def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
             assert parse_end(ending.communicate(timeout=30)[0]) == (1, 0)
 
 
-def test_a_shell_that_stops_half_way_is_told(golden: Golden) -> None:
+def test_truncated_shell_output_is_reported(golden: Golden) -> None:
     with golden.raises(ValueError):
         parse_list("@sky clock 12\n")

@@ -64,7 +64,7 @@ def test_a_name_without_a_version_gets_the_notebooks(asked: str, given: str) -> 
         (("broken",), ("broken==1.0",)),
     ],
 )
-def test_what_is_needed_is_preferred_as_the_notebook_has_it(
+def test_dependencies_prefer_the_notebooks_versions(
     asked: tuple[str, ...], given: tuple[str, ...]
 ) -> None:
     assert preferred(asked, HERE.get) == given
@@ -81,7 +81,7 @@ def test_this_notebooks_own_distributions() -> None:
 
 
 def test_a_distribution_from_a_folder_is_no_indexs(tmp_path: Path) -> None:
-    """As pip writes it down, editable or not."""
+    """As recorded by pip, editable or not."""
     (tmp_path / "mine.py").touch()
     (tmp_path / "pyproject.toml").write_text(
         "[project]\nname = 'mine'\nversion = '0.1'\ndependencies = ['xxhash']\n"
@@ -104,6 +104,6 @@ def test_a_distribution_from_a_folder_is_no_indexs(tmp_path: Path) -> None:
     assert done.stdout == f"True mine xxhash=={version('xxhash')}\n"
 
 
-def test_what_is_not_there() -> None:
+def test_missing_package_has_no_version() -> None:
     assert notebook("no-such-thing") is None
     assert notebook("") is None

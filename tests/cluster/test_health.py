@@ -35,7 +35,7 @@ GOOD = Health("gpu1", gpus=gpus(EIGHT), disk_free=200_000_000_000)
 
 
 @pytest.mark.parametrize(("text", "expected"), LISTED.items(), ids=range(len(LISTED)))
-def test_what_nvidia_smi_lists(text: str, expected: tuple[Gpu, ...]) -> None:
+def test_nvidia_smi_output_is_parsed(text: str, expected: tuple[Gpu, ...]) -> None:
     assert gpus(text) == expected
 
 
@@ -93,7 +93,7 @@ def test_a_broken_node(about: dict[str, object], words: str) -> None:
         ({"clock_offset": -7.25, "clock_error": 0.01}, "its clock is 7.25 s behind"),
     ],
 )
-def test_what_is_worth_knowing(about: dict[str, object], words: str) -> None:
+def test_notes_about_usable_nodes(about: dict[str, object], words: str) -> None:
     assert judged(Health(**{**vars(GOOD), **about})) == [(words, False)]
 
 
@@ -101,7 +101,7 @@ def test_a_clock_that_could_not_be_read_well_is_not_wrong() -> None:
     assert judged(Health(**{**vars(GOOD), "clock_offset": 1.5, "clock_error": 0.8})) == []
 
 
-def test_where_nobody_asks_for_gpus_none_are_missed() -> None:
+def test_missing_gpus_are_ignored_unless_requested() -> None:
     assert judged(Health("cpu1", disk_free=200_000_000_000), expected=0) == []
 
 
@@ -117,7 +117,7 @@ def test_hostile_texts_stay_text() -> None:
 
 
 def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
-    """Real processes."""
+    """With real processes."""
 
     def unreached(*words: object) -> Transport:
         raise HostError("gone", "no answer")

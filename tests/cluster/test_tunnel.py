@@ -143,7 +143,7 @@ def joined() -> Iterator[tuple[Node, socket.socket, socket.socket]]:
         yield one, here, there
 
 
-def test_it_moves_to_another_connection_which_nobody_is_told() -> None:
+def test_tunnel_moves_silently_to_another_connection() -> None:
     sent = 0
     with node() as one:
         one.wait("connected")
@@ -162,7 +162,7 @@ def test_it_moves_to_another_connection_which_nobody_is_told() -> None:
         assert one.states.empty()
 
 
-def test_a_move_that_leads_nowhere_is_a_lost_connection() -> None:
+def test_failed_move_is_a_lost_connection() -> None:
     with node() as one:
         one.wait("connected")
         one.down.set()
@@ -216,7 +216,7 @@ def test_an_end_is_reported(
         assert len(one.gates) == gates
 
 
-def test_a_host_that_was_never_there(golden: Golden) -> None:
+def test_host_that_was_never_reachable_is_lost(golden: Golden) -> None:
     def connect() -> ChildTransport:
         raise OSError("the host is down")
 
@@ -239,7 +239,7 @@ def test_a_daemon_that_was_killed_is_lost_for_certain() -> None:
         assert not one.folder().exists()
 
 
-def test_what_a_login_shell_prints_is_passed_over() -> None:
+def test_output_of_login_shells_is_skipped() -> None:
     noise = "import os, sys; os.write(1, b'Welcome!\\x01 no newline'); os.execv(sys.argv[1], sys.argv[1:])"
     with node(around=noise) as one:
         one.agent.write(b"hello\n")
@@ -267,7 +267,7 @@ def test_closing_while_the_host_is_down(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_agent_out_of_reach_ends_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it any more; it has to hear of its end all the same."""
+    """Nothing waits for it any more, but it must still learn of its end."""
     monkeypatch.setattr("skymagic.cluster.tunnel.ABSENT_TIMEOUT", 0.5)
     monkeypatch.setattr("skymagic.cluster.tunnel.LINGER_DELAY", 0.2)
     with node() as one:
@@ -282,14 +282,14 @@ def test_an_agent_out_of_reach_ends_when_it_is_back(monkeypatch: pytest.MonkeyPa
         assert (one.tunnel.lingering, daemon.is_running()) == (True, True)
         one.down.clear()
         daemon.wait(30)
-        assert one.tunnel.wait_over(10)
+        assert one.tunnel.wait_ended(10)
         assert not one.folder().exists()
 
 
 def test_a_new_agent_waits_for_the_end_of_one_that_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both have one name on the node: the new notebook's end would be taken for another notebook."""
+    """Both have the same name on the node, so the old agent's end could be taken for the new one's."""
     with node() as one:  # it gives the name and the connections; its own tunnel comes first
         one.agent.write(b"x\n")
         one.lines(1)
@@ -312,7 +312,7 @@ def test_a_new_agent_waits_for_the_end_of_one_that_was_given_up(
         assert not one.folder().exists()
 
 
-def test_the_agent_hears_who_is_there() -> None:
+def test_agent_learns_of_connections_and_losses() -> None:
     with node("import sys\nfor line in sys.stdin: print(line, end='', flush=True)") as one:
         one.agent.write(b"whole line\nhalf ")
         assert one.lines(1) == [b"whole line"]
@@ -325,7 +325,7 @@ def test_the_agent_hears_who_is_there() -> None:
         assert one.lines(1) == [b"half line"]
 
 
-def test_nobody_listens_there() -> None:
+def test_forwarding_to_a_closed_port_resets() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
     with node() as one:
@@ -345,7 +345,7 @@ def test_a_reset_is_passed_on() -> None:
 
 
 def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
-    """The daemon stays, tells the agent, and goes when the agent has gone and somebody has said so."""
+    """The daemon stays, tells the agent, and ends after the agent's end was reported."""
     seen = tmp_path / "seen"
     os.mkfifo(seen)
     agent = f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"

@@ -92,6 +92,7 @@ def link(tmp_path: Path) -> Iterator[Daemon]:
 def test_no_line_is_lost_or_repeated_unannounced_whatever_dies(
     link: Daemon, tmp_path: Path
 ) -> None:
+    """Readers leave or connections break at random moments (seeded) while the rank prints."""
     gate, moments = tmp_path / "gate", random.Random(1)
     spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
     reader = Reader(link)

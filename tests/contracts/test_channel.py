@@ -194,7 +194,7 @@ def test_writing_to_a_shell_that_ends_is_a_broken_pipe(connection: HostConnectio
     shell.close()
 
 
-def test_shells_run_beside_each_other(connection: HostConnection) -> None:
+def test_shells_run_concurrently(connection: HostConnection) -> None:
     shells = [connection.open("exec cat") for _ in range(4)]
     for number, shell in enumerate(shells):
         shell.write(b"%d" % number)
@@ -253,7 +253,7 @@ def test_both_ends_notice_a_cut(carrier: Carrier, connection: HostConnection, ma
     again.close()
 
 
-def test_what_a_shell_is_told_is_in_no_command_line(connection: HostConnection) -> None:
+def test_shell_input_is_on_no_command_line(connection: HostConnection) -> None:
     secret = secrets.token_hex(16)
     shell = connection.open(f"known={secret}; echo up; read line; exec cat")
     assert shell.read() == b"up\n"

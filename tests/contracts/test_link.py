@@ -41,7 +41,7 @@ def link(maker: Callable[[], Link]) -> Iterator[Link]:
 
 
 def test_lines_arrive_once_in_order_over_cuts(link: Link) -> None:
-    """Connections die with lines under way in both directions."""
+    """Connections break with lines in transit in both directions."""
     sent, received = 0, b""
     moments = random.Random(0)
     for _ in range(link.cuts):
@@ -106,7 +106,7 @@ def test_unread_lines_hold_no_stream_up(link: Link) -> None:
     assert link.lines(200) == [line[:-1]] * 200
 
 
-def test_an_ended_link_says_so(link: Link) -> None:
+def test_ended_link_reports_its_end(link: Link) -> None:
     link.write(b"line\n")
     assert link.lines(1) == [b"line"]
     link.close()
@@ -121,7 +121,7 @@ def test_an_ended_link_says_so(link: Link) -> None:
 
 @pytest.mark.parametrize("maker", DAEMONS, indirect=True)
 def test_a_second_notebook_takes_over(link: Daemon) -> None:
-    """The first one is told, and what it has not written in full reaches nobody."""
+    """The first one is notified, and its incomplete messages reach nobody."""
     link.write(b"first\n")
     assert link.lines(1) == [b"first"]
     link.write(b"half a li")

@@ -44,6 +44,7 @@ PROVIDERS = {
 def test_a_pool_from_its_start_to_its_end(
     place: Callable[[Path], AbstractContextManager[Place]], tmp_path: Path
 ) -> None:
+    """One pass over the life of a pool, on each provider."""
     (tmp_path / "notebook").mkdir()
     with place(tmp_path) as there, opened(tmp_path / "notebook", env=there.env) as notebook:
         # start, and a cell with a value of the notebook's

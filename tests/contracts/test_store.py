@@ -71,7 +71,7 @@ def test_pieces_become_one_value(nodes: Nodes) -> None:
     assert nodes.everywhere(key)
 
 
-def test_what_a_rank_writes_into_a_value_is_its_own(nodes: Nodes) -> None:
+def test_writes_to_a_mapped_value_are_private(nodes: Nodes) -> None:
     key = put(nodes, bytes(100_000))
     one, other = nodes.content(0, key), nodes.content(0, key)
     one[5] = 1
@@ -111,7 +111,7 @@ def test_a_wrong_hash_names_nothing(nodes: Nodes) -> None:
     assert nodes.everywhere(key)
 
 
-def test_a_value_that_changes_meanwhile_is_stored_as_read(nodes: Nodes) -> None:
+def test_value_changed_while_stored_keeps_its_hash(nodes: Nodes) -> None:
     data, stop = bytearray(8 * MB), threading.Event()
 
     def disturb() -> None:
@@ -156,7 +156,7 @@ def test_a_dropped_value_is_freed_and_stays_mapped(nodes: Nodes) -> None:
     assert nodes.everywhere(keys[1])
 
 
-def test_the_oldest_values_are_freed_for_new_ones(maker: Callable[..., Nodes]) -> None:
+def test_oldest_values_are_evicted(maker: Callable[..., Nodes]) -> None:
     status = os.statvfs("/dev/shm")
     notes: list[str] = []
     options = {"notify": notes.append} if maker is Here else {}
@@ -172,7 +172,7 @@ def test_the_oldest_values_are_freed_for_new_ones(maker: Callable[..., Nodes]) -
         assert nodes.store.missing(keys) == keys
 
 
-def test_what_a_rank_gives_is_taken_once(nodes: Nodes) -> None:
+def test_given_file_is_taken_once(nodes: Nodes) -> None:
     node, data = len(nodes.folders) - 1, os.urandom(5 * MB) + bytes(3 * MB)
     rank = NodeStore(nodes.folders[node])
     name, unwanted = rank.give([data], len(data)), rank.give([data], len(data))
@@ -187,7 +187,7 @@ def test_what_a_rank_gives_is_taken_once(nodes: Nodes) -> None:
     assert counts(nodes)[node] == 0
 
 
-def test_values_come_back_from_all_nodes(nodes: Nodes) -> None:
+def test_values_return_from_all_nodes(nodes: Nodes) -> None:
     count, values = len(nodes.folders), [os.urandom(MB + number) for number in range(9)]
     files = [
         (NodeStore(nodes.folders[number % count]).give([value], len(value)), number % count)
@@ -225,7 +225,7 @@ def test_a_value_survives_a_cut_on_its_way(maker: Callable[[], Cluster]) -> None
 
 
 @pytest.mark.parametrize("maker", REMOTE, indirect=True)
-def test_what_arrived_before_a_cut_is_not_sent_again(maker: Callable[[], Cluster]) -> None:
+def test_received_bytes_are_not_sent_again_after_a_cut(maker: Callable[[], Cluster]) -> None:
     with closing(maker()) as nodes:
         first = put(nodes, os.urandom(10 * MB))
         name = NodeStore(nodes.folders[0]).give([b"back"], 4)

@@ -275,7 +275,7 @@ def serve(directory: str, rank: int, node: int) -> None:
                 namespace.bind(read(BindOrder, argument))
             elif verb == "run":
                 code = compile(argument, "<there>", "exec", dont_inherit=True)
-                namespace.reads.compiled(code)
+                namespace.reads.add_compiled(code)
                 exec(code, namespace.variables)
             elif verb == "changes":
                 value = namespace.changes()

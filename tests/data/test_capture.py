@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.data.capture.names import cell_names, is_interactive_name, reach, with_scripts
+from skymagic.data.capture.names import cell_names, is_interactive_name, needed_names, with_scripts
 from skymagic.data.values import pickling
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
@@ -162,7 +162,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("source", KEYS)
-def test_names_that_are_looked_up_among_the_global_names(source: str) -> None:
+def test_names_looked_up_in_globals_are_probes(source: str) -> None:
     assert set(cell_names(source).probes) == set(KEYS[source].split())
 
 
@@ -282,7 +282,7 @@ def test_imports_and_attributes() -> None:
 
 
 @pytest.mark.parametrize("source", ["x = ", "def f(:", "return 1", "'\0'", "x = '\ud800"])
-def test_what_does_not_compile_is_a_syntax_error(source: str) -> None:
+def test_invalid_source_is_a_syntax_error(source: str) -> None:
     with pytest.raises(SyntaxError):
         cell_names(source)
 
@@ -315,7 +315,7 @@ def reached(loads: set[str], names: dict[str, Any]) -> dict[str, str]:
         made = pickling.dumps(value, names, folder="/nowhere")
         return {**made.hints, **made.uses}
 
-    return reach(loads, names, uses)
+    return needed_names(loads, names, uses)
 
 
 def test_reach_follows_functions_and_classes() -> None:
@@ -385,7 +385,7 @@ def test_history_is_not_shipped(name: str) -> None:
         "__all__",
     ],
 )
-def test_what_the_user_has_named_is(name: str) -> None:
+def test_names_of_the_user_are_not_interactive(name: str) -> None:
     assert not is_interactive_name(name, [1])
 
 

@@ -165,7 +165,7 @@ def test_blocks_of_a_frame_do_not_matter(look: Look) -> None:
     )
 
 
-def test_figures_are_what_they_show(look: Look) -> None:
+def test_figures_are_compared_by_content(look: Look) -> None:
     figure = Figure()
     axes = figure.subplots()
     (line,) = axes.plot([1, 2, 3])
@@ -300,7 +300,7 @@ def test_a_function_that_was_called_is_the_same(look: Look, run: Callable[..., A
     assert look(run("@x.register\ndef _(a: str): return 3\n")) != before
 
 
-def test_what_was_computed_by_looking_is_no_content(look: Look) -> None:
+def test_cached_attributes_are_not_content(look: Look) -> None:
     class Data:
         def __init__(self) -> None:
             self.values = [3, 4]

@@ -51,7 +51,7 @@ def test_attribute_of_a_package_class_is_named(notebook: Notebook, case: str) ->
     assert f"{named}: " not in again.text
 
 
-def test_nothing_is_said_where_the_ranks_have_it(notebook: Notebook) -> None:
+def test_no_note_if_the_ranks_have_the_attribute(notebook: Notebook) -> None:
     notebook.run("import torch\ntorch.Tensor.bow = lambda self: 'hi'\nx = torch.ones(2)")
     first = notebook.run("%%sky_broadcast\ntorch.Tensor.bow = lambda self: 'rank'")
     second = notebook.run("%%sky_broadcast -g got\ngot = x.bow()")
@@ -59,15 +59,15 @@ def test_nothing_is_said_where_the_ranks_have_it(notebook: Notebook) -> None:
     assert notebook.value("got") == ["rank"] * 2
 
 
-def test_nothing_is_said_of_what_no_cell_uses(notebook: Notebook) -> None:
+def test_no_note_about_attributes_that_no_cell_uses(notebook: Notebook) -> None:
     notebook.run(
         "import torch\ntorch.Tensor.bow = 5\nclass Own: pass\nOwn.bow = 6\nx = torch.ones(2)"
     )
     assert "notebook only" not in notebook.run("%%sky_broadcast\nOwn, x.sum();").text
 
 
-def test_attribute_of_a_class_beside_the_notebook_is_named(notebook: Notebook) -> None:
-    """The ranks get the module's source, without what was set later."""
+def test_attribute_of_a_local_modules_class_is_named(notebook: Notebook) -> None:
+    """Ranks get the module's source, without attributes that were set later."""
     (notebook.folder / "shapes_beside.py").write_text("class Box: size = 1\n")
     notebook.run("import shapes_beside\nshapes_beside.Box.size = 3")
     shown = notebook.run("%%sky_broadcast -o found\nshapes_beside.Box.size")

@@ -35,7 +35,7 @@ CHANGES = {  # the others are in the family "state of classes" of the cells that
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_ranks_change_in_a_class_stays(notebook: Notebook, change: str) -> None:
+def test_class_changes_on_ranks_are_kept(notebook: Notebook, change: str) -> None:
     cell, expression, value = CHANGES[change]
     notebook.here(ITEM)
     notebook.there(f"Item, Base, one\n{cell}")
@@ -102,7 +102,7 @@ first = Listed(1)
 """
 
 
-def test_an_instance_that_its_class_lists_is_the_one_that_the_ranks_hold(
+def test_instance_listed_by_its_class_keeps_its_identity(
     notebook: Notebook,
 ) -> None:
     notebook.here(LISTED)

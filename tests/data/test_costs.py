@@ -95,7 +95,7 @@ def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: 
 
 
 def test_a_use_of_many_small_parts_causes_no_collection(costs: Costs) -> None:
-    """A full one looks at all objects of the process; afterwards the collector is as it was."""
+    """A full collection would visit all objects of the process; afterwards the collector is as before."""
     collections: list[str] = []
 
     def collected(phase: str, _: dict[str, int]) -> None:
@@ -151,7 +151,7 @@ def mixed() -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(15))
-def test_what_the_pickler_has_learned_of_small_parts_is_what_a_second_look_says(
+def test_small_parts_are_described_the_same_on_a_second_look(
     number: int,
 ) -> None:
     value = mixed()[number]
@@ -186,7 +186,7 @@ def grown() -> Any:
 BASE = torch.arange(24.0).reshape(4, 6)
 
 
-def test_small_tensors_and_arrays_that_share_memory_do_so_there() -> None:
+def test_small_tensors_and_arrays_keep_shared_memory() -> None:
     whole, line = torch.arange(12.0).reshape(3, 4), np.arange(6)
     first, second, array, part, same = copy([whole[0], whole[:, 1], line, line[2:], whole.numpy()])
     first[1] = 50
@@ -194,7 +194,7 @@ def test_small_tensors_and_arrays_that_share_memory_do_so_there() -> None:
     assert (second[0].item(), part[1], same[0, 1]) == (50, 60, 50)
 
 
-def test_what_small_parts_contain_is_told_by_numbers_and_not_by_layout() -> None:
+def test_small_parts_are_identified_by_number_not_by_layout() -> None:
     column = np.arange(12.0).reshape(3, 4)[:, 1]
     assert contents(column) == contents(column.copy())
     assert contents(BASE[:, 1]) == contents(BASE[:, 1].clone())

@@ -89,7 +89,7 @@ def test_tied_weights_are_copied_once_and_stay_tied(gpu: DeviceMemory, store: No
     assert back[0].weight is back[1].weight
 
 
-def test_to_another_rank_memory_goes_to_the_device_again(gpu: DeviceMemory) -> None:
+def test_cloned_device_memory_returns_to_the_device(gpu: DeviceMemory) -> None:
     data = torch.arange(100_000.0)
     expected = data.clone()
     gpu.put(data)
@@ -100,7 +100,7 @@ def test_to_another_rank_memory_goes_to_the_device_again(gpu: DeviceMemory) -> N
 
 
 @pytest.mark.parametrize("stage", [8, 1000, 1 << 20])
-def test_pieces_of_host_and_device_come_in_their_order(
+def test_host_and_device_pieces_keep_their_order(
     gpu: DeviceMemory, monkeypatch: pytest.MonkeyPatch, stage: int
 ) -> None:
     monkeypatch.setattr(device, "STAGING_BYTES", stage)
@@ -160,7 +160,7 @@ SMALL_PARTS = 2 * 1000 * 4
 """The bias, which is copied with each cell, once for each hash of it: as fast as asking whether it has changed."""
 
 
-def test_the_notebooks_own_model_is_copied_when_it_has_changed_alone(
+def test_model_is_copied_if_only_the_notebook_changed_it(
     notebook: Notebook, gpu: DeviceMemory
 ) -> None:
     nbytes = weights(notebook.namespace["model"]) + notebook.namespace["order"].nbytes
@@ -215,9 +215,7 @@ class Part:
 
 
 @pytest.mark.parametrize("sender", [True, False])
-def test_of_what_is_sharded_a_gpu_holds_one_whole_tensor_at_a_time(
-    gpu: DeviceMemory, sender: bool
-) -> None:
+def test_gpu_holds_one_whole_tensor_of_sharded_values(gpu: DeviceMemory, sender: bool) -> None:
     Part.made, Part.most = [], 0
     parts = [Part(gpu, float(number)) for number in range(5)]
     gathered: dict[int, Any] = {}

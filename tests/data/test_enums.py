@@ -147,7 +147,7 @@ class E(enum.Enum, metaclass=Meta):
 
 
 @pytest.mark.parametrize("case", DEFINITIONS)
-def test_enum_arrives_whole_and_comes_back(notebook: Notebook, case: str) -> None:
+def test_enum_survives_a_round_trip(notebook: Notebook, case: str) -> None:
     definition, expression = DEFINITIONS[case]
     notebook.run(definition)
     assert notebook.value(expression), "the test's expression is wrong"
@@ -161,7 +161,7 @@ back, lookup = list(E), [keyed[e] for e in E]""")
 
 
 @pytest.mark.parametrize("case", DEFINITIONS)
-def test_enum_of_the_ranks_comes_here(notebook: Notebook, case: str) -> None:
+def test_enum_defined_on_ranks_is_pulled(notebook: Notebook, case: str) -> None:
     definition, expression = DEFINITIONS[case]
     notebook.run(f"%%sky_broadcast -g E,members\n{definition}\nmembers = list(E)")
     notebook.run("first, second = E\nE = first")

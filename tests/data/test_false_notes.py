@@ -142,9 +142,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("kind", SHARED)
-def test_what_each_process_has_one_of_is_no_reference(
-    notebook: Notebook, kind: str, holder: str
-) -> None:
+def test_singletons_are_not_shared_references(notebook: Notebook, kind: str, holder: str) -> None:
     train, test = (
         f"{name}_{kind.replace(' ', '_').replace('.', '_')}_{holder}" for name in ("train", "test")
     )

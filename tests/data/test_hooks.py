@@ -72,7 +72,7 @@ def test_tensor_hooks_of_a_rank_arrive(notebook: Notebook, kind: str) -> None:
     assert notebook.value("bool((x.grad == mask).all())")
 
 
-def test_hook_that_comes_or_goes_later_is_a_change(notebook: Notebook) -> None:
+def test_added_or_removed_hook_is_a_change(notebook: Notebook) -> None:
     notebook.run("x = torch.nn.Parameter(torch.ones(2))")
     assert seen(notebook, "x.sum().backward()\nx.grad.tolist()") == [[1, 1]] * 2
     notebook.run("handle = x.register_hook(lambda g: g * 3)")
@@ -93,7 +93,7 @@ def test_handle_removes_the_hook_on_a_rank(notebook: Notebook) -> None:
     assert seen(notebook, cell) == [([1, 1], False)] * 2
 
 
-def test_new_hooks_on_a_rank_do_not_replace_those_that_came(notebook: Notebook) -> None:
+def test_new_hooks_on_a_rank_keep_those_sent(notebook: Notebook) -> None:
     notebook.run(
         "x = torch.nn.Parameter(torch.ones(2))\nnet = torch.nn.Linear(1, 1)\n"
         "opt = torch.optim.SGD(net.parameters(), lr=0.1)\nfor _ in range(9):\n"

@@ -58,7 +58,7 @@ NEEDS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", NEEDS)
-def test_every_kind_of_value_tells_what_it_needs(kind: str, nested: bool) -> None:
+def test_every_kind_of_value_reports_its_modules(kind: str, nested: bool) -> None:
     value, package = NEEDS[kind]
     pickled = pickling.dumps(
         {"inner": [value]} if nested else value, {"__name__": "__main__"}, folder="/nowhere"
@@ -104,7 +104,7 @@ def test_a_bare_object_of_the_notebook_is_one_of_its_own() -> None:
     assert first is not mine
 
 
-def test_a_parser_of_the_notebook_parses_what_it_parses_here() -> None:
+def test_parser_of_the_notebook_works_on_ranks() -> None:
     parser = argparse.ArgumentParser("x", argument_default=argparse.SUPPRESS)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
@@ -118,7 +118,7 @@ def test_a_parser_of_the_notebook_parses_what_it_parses_here() -> None:
     "whole", [bytearray(b"abcdef" * 10), array.array("i", range(20))], ids=["bytearray", "array"]
 )
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_view_looks_at_what_it_looked_at(whole: Any, readonly: bool) -> None:
+def test_view_keeps_its_base(whole: Any, readonly: bool) -> None:
     view = memoryview(whole)
     own, all_of_it, part = copy((whole, view.toreadonly() if readonly else view, view[4:9]))
     assert all_of_it.obj is own
@@ -157,7 +157,7 @@ class Appending(list[Any]):
 
 
 @pytest.mark.parametrize("kind", [Doubled, Ordered])
-def test_a_dict_that_fills_itself_arrives_as_it_is(kind: type[Doubled]) -> None:
+def test_self_filling_dict_arrives_unchanged(kind: type[Doubled]) -> None:
     value = kind()
     value["b"], value["a"] = 1, 2
     value["self"] = 0
@@ -173,7 +173,7 @@ def test_a_dict_that_fills_itself_arrives_as_it_is(kind: type[Doubled]) -> None:
     assert there["self"] is there
 
 
-def test_a_list_that_fills_itself_arrives_as_it_is() -> None:
+def test_self_filling_list_arrives_unchanged() -> None:
     value = Appending()
     value.append(1)
     value.note = "kept"  # type: ignore[attr-defined]
@@ -217,7 +217,7 @@ def test_a_weak_collection_that_travels_alone_is_not_empty(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WEAK)
-def test_a_weak_collection_lets_go_of_what_others_let_go_of(kind: str) -> None:
+def test_weak_collection_drops_released_objects(kind: str) -> None:
     items = [Item(), Item()]
     own, there = copy((items, WEAK[kind](items)))
     assert len(there) == 2

@@ -73,7 +73,7 @@ got = (sys.modules["colorsys"] is colorsys, colorsys.rgb_to_hsv(1, 0, 0))""")
 
 
 def test_class_of_a_module_object_still_travels(notebook: Notebook) -> None:
-    """Another object of the class that stands in ``sys.modules`` is a value like any other."""
+    """Another object of the class of a module in ``sys.modules`` is a normal value."""
     notebook.run("import sys, types\nclass Facade: pass\nsys.modules['facade'] = Facade()")
     notebook.run("other = Facade(); other.x = 5")
     notebook.run("%%sky_broadcast -g got\ngot = other.x")

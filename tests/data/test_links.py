@@ -87,9 +87,7 @@ IN_THE_NOTEBOOK = {
 
 
 @pytest.mark.parametrize("what", IN_THE_NOTEBOOK)
-def test_a_model_that_came_from_the_ranks_does_not_replace_theirs(
-    notebook: Notebook, what: str
-) -> None:
+def test_model_from_the_ranks_does_not_replace_theirs(notebook: Notebook, what: str) -> None:
     notebook.run(
         f"{MODEL}class Normed(Net):\n    def __init__(self):\n        super().__init__()\n"
         "        self.norm = nn.BatchNorm1d(3)\n    def forward(self, x): return self.big(self.norm(self.small(x))).mean()"
@@ -113,7 +111,7 @@ def test_a_model_that_was_moved_under_its_name_stays_linked(notebook: Notebook) 
     assert seen(notebook, "linked(model, opt)") == [True] * 2
 
 
-def test_a_model_that_the_ranks_made_anew_is_named(golden: Golden, notebook: Notebook) -> None:
+def test_model_recreated_on_the_ranks_is_named(golden: Golden, notebook: Notebook) -> None:
     notebook.run(MODEL + "late = torch.optim.SGD(model.parameters(), lr=0.2)")
     seen(notebook, "model; None")
     seen(notebook, "model = Net(1)")
@@ -125,7 +123,7 @@ def test_a_model_that_the_ranks_made_anew_is_named(golden: Golden, notebook: Not
     assert notebook.value("seen") == [True] * 2
 
 
-def test_a_flag_set_here_leaves_the_trained_weights_there(notebook: Notebook) -> None:
+def test_flag_set_here_keeps_weights_trained_there(notebook: Notebook) -> None:
     notebook.run(MODEL)
     seen(notebook, "linked(model, opt), train(model, opt)")
     notebook.run("model.eval()")
@@ -245,8 +243,8 @@ def test_kinds_of_links(notebook: Notebook, kind: str) -> None:
     assert seen(notebook, cell) == [expected] * 2
 
 
-def test_what_was_shown_here_and_there_is_not_linked(notebook: Notebook) -> None:
-    """Both sides have a `_` of their own; the notebook's is what the value that travels is a part of."""
+def test_displayed_outputs_are_not_linked(notebook: Notebook) -> None:
+    """Both sides have their own `_`; the notebook's is part of the value that is sent."""
     notebook.run("whole = {'part': [1]}\nwhole")
     seen(notebook, "whole['part'].append(2)\n5")
     notebook.run("part = whole['part']")
@@ -255,7 +253,7 @@ def test_what_was_shown_here_and_there_is_not_linked(notebook: Notebook) -> None
     assert shown.text == ""
 
 
-def test_what_has_the_same_class_is_not_linked(notebook: Notebook) -> None:
+def test_values_of_one_class_are_not_linked(notebook: Notebook) -> None:
     notebook.run(
         "from dataclasses import dataclass, field\n@dataclass\nclass Config:\n    known = []\n    sizes: list = field(default_factory=list)"
     )
@@ -307,7 +305,7 @@ def test_a_tensor_that_is_no_leaf_is_refused_by_name(notebook: Notebook) -> None
     assert seen(notebook, "float(loss)") == [4.0] * 2
 
 
-def test_a_tensor_of_a_rank_has_left_its_computation_when_it_comes(notebook: Notebook) -> None:
+def test_tensor_from_a_rank_arrives_without_its_graph(notebook: Notebook) -> None:
     notebook.run("import torch")
     notebook.run("%%sky_broadcast -g error\nerror = (torch.ones(2, requires_grad=True) * 2).sum()")
     assert (
@@ -322,7 +320,7 @@ def test_a_tensor_of_a_rank_has_left_its_computation_when_it_comes(notebook: Not
 far = ranks()
 
 
-def test_a_rank_that_was_replaced_gets_both_and_the_other_keeps_its_own(far: FarNotebook) -> None:
+def test_replaced_rank_gets_both_values_and_others_keep_theirs(far: FarNotebook) -> None:
     far.here("inner = [0]; config = {'inner': inner}")
     far.there("inner.append(1)")
     far.ranks[1].kill()
@@ -342,7 +340,7 @@ def test_links_of_links(far: FarNotebook) -> None:
     )
 
 
-def test_what_a_rank_lets_go_of_is_free(far: FarNotebook) -> None:
+def test_objects_released_by_a_rank_are_freed(far: FarNotebook) -> None:
     far.here(
         "class Big:\n  pass\nbox = {'big': [Big()], 'own': Big()}; box['own'].parts = [[Big()]]"
     )

@@ -50,7 +50,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None:
+def test_only_local_modules_are_sources(folder: Path) -> None:
     write(folder / "mine.py", "x = 1")
     write(folder / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
     sys.path.insert(1, str(folder / ".venv/lib/python3.11/site-packages"))
@@ -97,7 +97,7 @@ FOLLOWED = {  # files → the modules that travel with the first
 
 
 @pytest.mark.parametrize("what", FOLLOWED)
-def test_what_a_module_imports_travels_with_it(folder: Path, what: str) -> None:
+def test_imports_of_a_module_are_sent_with_it(folder: Path, what: str) -> None:
     files, modules = FOLLOWED[what]
     for name, text in files.items():
         write(folder / name, text)
@@ -118,14 +118,14 @@ def test_parents_and_namespace_packages_travel_too(folder: Path) -> None:
     assert (found["space"].source, found["space"].package) == ("", True)
 
 
-def test_what_cannot_be_read_is_left_to_the_rank(folder: Path) -> None:
+def test_unreadable_module_is_left_to_the_rank(folder: Path) -> None:
     write(folder / "broken.py", "def f(:")
     (folder / "binary.py").write_bytes(b"\xff\xfe\x00")
     (folder / "compiled.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
     assert search(["broken", "binary", "compiled", ""], str(folder)).sources == {}
 
 
-def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
+def test_invalid_module_is_reported_with_file_and_line(folder: Path) -> None:
     write(folder / "broken.py", "x = 1\ndef f(:")
     write(folder / "late.py", "x = 1\n\nreturn x")
     write(folder / "user.py", "import broken")
@@ -140,7 +140,7 @@ def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
 def test_modules_from_folders_that_were_added_to_the_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that stand directly in the added folder, and not what is installed below it or was there from the start."""
+    """Only those directly in the added folder; not installed ones below it, nor those of the original path."""
     notebooks, src = folder / "notebooks", folder / "src"
     notebooks.mkdir()
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(folder)])
@@ -191,7 +191,7 @@ def test_data_files_of_a_package_travel_to_other_machines(
     write(folder / "pack/part.py", "x = 1")
     write(folder / "pack/.hidden", "no")
     sources = Sources(str(folder), Bindings(), remote=True)
-    [sent] = sources.lacking(sources.find(["pack"], [0]), [0])
+    [sent] = sources.missing_modules(sources.find(["pack"], [0]), [0])
     shutil.rmtree(folder / "pack")
     importer.install([sent.module])
     where = importlib.import_module("pack").text()
@@ -208,11 +208,11 @@ def test_edited_data_files_are_sent_again(folder: Path) -> None:
     for text in ("one", "one", "two"):
         write(folder / "pack/names.txt", text)
         sources = Sources(str(folder), Bindings(), remote=True)
-        hashes.append(sources.lacking(sources.find(["pack"], [0]), [0])[0].module.hash)
+        hashes.append(sources.missing_modules(sources.find(["pack"], [0]), [0])[0].module.hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_large_data_files_stay_here_and_it_is_said(golden: Golden, folder: Path) -> None:
+def test_large_data_files_are_skipped_with_a_note(golden: Golden, folder: Path) -> None:
     write(folder / "pack/__init__.py", "import pkgutil")
     (folder / "pack/weights.bin").write_bytes(bytes(MAX_DATA_BYTES + 1))
     sources, said = Sources(str(folder), Bindings(), remote=True), list[str]()
@@ -252,7 +252,7 @@ def test_a_module_that_was_edited_after_its_import(
     assert len(said) == 2
 
 
-def test_an_edit_before_the_first_cell_is_found_by_the_compiled_file(
+def test_edit_before_the_first_cell_is_found_in_the_pyc_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -361,7 +361,7 @@ def test_super_and_subclasses_follow_an_edit(importer: RemoteImporter) -> None:
     assert importlib.import_module("zed_top").B is B
 
 
-def test_what_cannot_be_renewed_is_replaced(importer: RemoteImporter) -> None:
+def test_modules_that_cannot_be_updated_are_replaced(importer: RemoteImporter) -> None:
     text = (
         "import enum, functools\nclass E(enum.Enum):\n  A = {0}\n"
         "class S:\n  __slots__ = 'x{0}',\nclass D({1}): pass\n@functools.cache\ndef c(): return {0}\n"
@@ -437,7 +437,7 @@ def test_module_that_fails_is_named(notebook: Notebook) -> None:
         notebook.there("import helpers")
 
 
-def test_a_broken_module_that_nobody_has_imported_is_left_to_a_condition(
+def test_broken_module_fails_only_if_the_cell_imports_it(
     notebook: Notebook,
 ) -> None:
     write(notebook.folder / "old.py", "print 'Python 2'")

@@ -40,7 +40,7 @@ def test_constants_of_torch(notebook: Notebook, constant: str) -> None:
 
 
 def test_constant_needs_no_module_of_the_notebook(notebook: Notebook) -> None:
-    """pickle finds `torch.channels_last` in the module that has imported torch first."""
+    """pickle finds `torch.channels_last` in the module that first imported torch."""
     (notebook.folder / "first_with_torch.py").write_text("import torch\n")
     notebook.run(
         "import sys, first_with_torch\n"

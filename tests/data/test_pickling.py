@@ -120,7 +120,7 @@ def test_large_arrays_are_not_copied_into_the_pickle(array: Any) -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_any_array_and_any_view_of_it(array: Any, random: Any) -> None:
+def test_any_array_and_view_survive_a_round_trip(array: Any, random: Any) -> None:
     views = [array, array.T, array.copy("F"), array[...]]
     if array.ndim:
         views.append(array[:: random.choice([1, 2, -1])])
@@ -558,7 +558,7 @@ def test_function_uses_the_other_sides_names() -> None:
     assert pickling.dumps(here["f"], here).uses == {"k": "f"}
 
 
-def test_function_takes_along_where_its_names_were_imported_from() -> None:
+def test_function_is_sent_with_the_origin_of_its_imports() -> None:
     here = define(
         "import math as m\nfrom operator import add\ndef f(x): return add(m.floor(x), len([x]))"
     )
@@ -667,7 +667,7 @@ def test_ipython_is_the_other_sides(notebook: Notebook) -> None:
     assert notebook.values("same") == [True]
 
 
-def test_parallel_wrapper_arrives_as_what_it_wraps() -> None:
+def test_parallel_wrapper_arrives_as_its_module() -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -816,7 +816,7 @@ ok = [
 """
 
 
-def test_classes_keep_their_identity_there_and_back(notebook: Notebook) -> None:
+def test_classes_keep_their_identity_in_a_round_trip(notebook: Notebook) -> None:
     notebook.here(CLASSES)
     notebook.there(CHECK)
     assert notebook.values("ok") == [[True] * 23]
@@ -827,7 +827,7 @@ def test_classes_keep_their_identity_there_and_back(notebook: Notebook) -> None:
     assert dict(vars(notebook.namespace["Square"])) == before
 
 
-def test_class_from_a_rank_comes_and_goes_as_itself(notebook: Notebook) -> None:
+def test_class_from_a_rank_keeps_its_identity(notebook: Notebook) -> None:
     notebook.there(
         "class Local:\n  def hi(self): return greeting\nvalue = Local()\ngreeting = 'there'"
     )
@@ -839,7 +839,7 @@ def test_class_from_a_rank_comes_and_goes_as_itself(notebook: Notebook) -> None:
     assert notebook.values("back") == [True]
 
 
-def test_class_changed_here_changes_there(notebook: Notebook) -> None:
+def test_class_change_in_the_notebook_reaches_the_ranks(notebook: Notebook) -> None:
     notebook.here("class Net:\n  def f(self): return 1\nnet = Net()")
     notebook.there("one = net.f()")
     notebook.here("Net.f = lambda self: 2")
@@ -847,7 +847,7 @@ def test_class_changed_here_changes_there(notebook: Notebook) -> None:
     assert notebook.values("[one, *two]") == [[1, 2, True]]
 
 
-def test_class_defined_anew_is_another_class(notebook: Notebook) -> None:
+def test_redefined_class_is_another_class(notebook: Notebook) -> None:
     cell = "class Net:\n  def f(self): return 1\n"
     notebook.here(cell + "net = Net()")
     notebook.there("a = isinstance(net, Net)")
@@ -864,8 +864,8 @@ def test_instance_of_a_rank_does_not_overwrite_the_class_here(notebook: Notebook
     assert notebook.namespace["Net"].k == 1
 
 
-def test_what_a_value_rests_on_is_required() -> None:
-    """A table's columns may be another package's, whose functions are compiled: a node without it must hear of that before."""
+def test_packages_of_a_value_are_required() -> None:
+    """A table's columns may belong to another package with compiled functions, which a node must have first."""
     table = pd.DataFrame({"x": pd.array(["text"], dtype="string[pyarrow]")})
     assert {"pandas", "pyarrow"} <= {
         name.partition(".")[0] for name in pickling.dumps(table, {}).required

@@ -48,7 +48,7 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], int]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_moves(cluster: Cluster, change: str) -> None:
+def test_changed_values_are_sent(cluster: Cluster, change: str) -> None:
     data = os.urandom(SIZE)
     put(cluster, data)
     edit, pieces = CHANGES[change]
@@ -65,7 +65,7 @@ def test_pieces_of_several_values(cluster: Cluster) -> None:
     assert sent(cluster, second + os.urandom(MB) + first) < MB + 15_000
 
 
-def test_what_was_dropped_is_sent_again(cluster: Cluster) -> None:
+def test_dropped_values_are_sent_again(cluster: Cluster) -> None:
     data = os.urandom(4 * MB)
     cluster.store.drop([put(cluster, data)])
     assert sent(cluster, data[:-1] + b"!") > len(data)
@@ -73,7 +73,7 @@ def test_what_was_dropped_is_sent_again(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("damage", ["lost", "other bytes"])
-def test_a_node_whose_pieces_are_not_what_they_were(
+def test_node_with_damaged_pieces_gets_them_again(
     cluster: Cluster, victims: list[int], damage: str
 ) -> None:
     data = os.urandom(SIZE)
@@ -95,7 +95,7 @@ def test_a_node_that_is_back_with_nothing(cluster: Cluster) -> None:
     for path in cluster.files(1):
         path.unlink()
     cluster.store.lose(1)
-    cluster.store.regain(cluster.nodes[1])
+    cluster.store.readmit(cluster.nodes[1])
     assert sent(cluster, with_another_start(data)) < 2 * MB
 
 
@@ -113,7 +113,7 @@ def test_a_notebooks_array(notebook: Notebook, cluster: Cluster) -> None:
     assert notebook.values("x") == [[float(np.sum(here)), 500_010, "one more"]] * 3
 
 
-def test_what_moves_is_what_is_said(cluster: Cluster) -> None:
+def test_reported_values_are_those_sent(cluster: Cluster) -> None:
     data = os.urandom(SIZE)
     assert cluster.store.unsent(data) == SIZE
     put(cluster, data)

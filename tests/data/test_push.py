@@ -37,7 +37,7 @@ def test_push_replaces_the_ranks_value(notebook: Notebook, change: str, how: str
     assert notebook.value("got") == [notebook.value(shown)] * 2
 
 
-def test_pushed_object_keeps_what_refers_to_it(notebook: Notebook) -> None:
+def test_pushed_object_keeps_references_to_it(notebook: Notebook) -> None:
     notebook.run("model = [1]; optimizer = {'model': model}; other = [5]")
     notebook.run("%%sky_broadcast\nmodel.append(2); optimizer; other.append(6)")
     notebook.run("%%sky_broadcast --push model -o got\n(model, optimizer['model'] is model, other)")

@@ -59,7 +59,7 @@ KINDS = ("Cached", "Slotted", "Method", "Empty", "SlotsAlone", "Inherits", "Hold
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_is_no_change(notebook: Notebook, kind: str) -> None:
-    """What a class caches by ``functools``; a cache that it keeps by hand cannot be told from an attribute that a user sets."""
+    """Covers caches by ``functools``. A cache that a class keeps by hand looks like an attribute set by the user."""
     notebook.run(CLASSES)
     notebook.run(f"o = {kind}()")
     notebook.run("%%sky_broadcast\no.n = 5")
@@ -86,7 +86,7 @@ class LeftOut(ByHand):
 
 @pytest.mark.parametrize(("kind", "seen"), [("ByHand", 1), ("LeftOut", 5)])
 def test_cache_kept_by_hand_is_an_attribute(notebook: Notebook, kind: str, seen: int) -> None:
-    """It counts as a change, as the page on variables says, unless the class leaves it out of its state."""
+    """It counts as a change, as the page on variables says, unless the class omits it from its state."""
     notebook.run(BY_HAND)
     notebook.run(f"o = {kind}()")
     notebook.run("%%sky_broadcast\no.n = 5")

@@ -34,7 +34,7 @@ def notebook(shared: Notebook) -> Notebook:
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_what_a_rank_s_function_reads_comes_again(notebook: Notebook, made: str) -> None:
+def test_names_read_by_a_ranks_function_are_sent_again(notebook: Notebook, made: str) -> None:
     definition, call = MADE[made]
     notebook.here(
         "lr = 0.1\ndef helper(): return lr\nclass Helper:\n    def __call__(self): return lr"
@@ -71,7 +71,7 @@ def test_functions_that_are_gone_read_nothing(notebook: Notebook) -> None:
     assert moved(notebook.there("x = 5")) == []
 
 
-def test_a_large_value_is_looked_at_where_the_cell_names_what_reads_it(notebook: Notebook) -> None:
+def test_large_value_is_compared_if_the_cell_names_its_reader(notebook: Notebook) -> None:
     notebook.here("import numpy as np\nbig = np.zeros(300_000)\nsmall = np.zeros(3)")
     notebook.there("def train(): return float(big[0] + small[0])\ntrain()")
     notebook.here("big[0] = 1")
@@ -83,14 +83,14 @@ def test_a_large_value_is_looked_at_where_the_cell_names_what_reads_it(notebook:
     assert moved(notebook.there("x = 5")) == ["big"]
 
 
-def test_what_cannot_travel_stays_away_from_cells_that_do_not_name_it(notebook: Notebook) -> None:
+def test_unpicklable_value_matters_only_to_cells_that_name_it(notebook: Notebook) -> None:
     notebook.here("import threading\nlock = 1")
     notebook.there("def train(): return lock\ntrain()")
     notebook.here("lock = threading.Lock()")
     assert moved(notebook.there("x = 5")) == []
 
 
-def test_what_comes_back_is_the_ranks_own(notebook: Notebook) -> None:
+def test_pulled_value_belongs_to_the_ranks(notebook: Notebook) -> None:
     notebook.here("n = 1")
     notebook.there("def train(): return n\nn = n + 6")
     notebook.here("n = 2")
@@ -103,7 +103,7 @@ def test_what_comes_back_is_the_ranks_own(notebook: Notebook) -> None:
 # assigned again: what that means for a cell is in the family of this name of the cells that run both ways
 
 
-def test_bytes_that_are_there_do_not_travel_again(notebook: Notebook) -> None:
+def test_present_bytes_are_not_sent_again(notebook: Notebook) -> None:
     notebook.here("import numpy as np\nbig = np.zeros(300_000)")
     notebook.there("big[0] = 5")
     notebook.here("big = np.zeros(300_000)")
@@ -112,7 +112,7 @@ def test_bytes_that_are_there_do_not_travel_again(notebook: Notebook) -> None:
     assert notebook.values("big[0]") == [0] * 2
 
 
-def test_what_was_not_assigned_is_no_change(notebook: Notebook) -> None:
+def test_unassigned_names_are_no_change(notebook: Notebook) -> None:
     notebook.here("n, m = 0, []")
     notebook.there("n, m = n + 1, m + [1]")
     notebook.here("if m:\n    n = 0\nn\nm")

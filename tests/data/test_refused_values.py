@@ -61,7 +61,7 @@ def test_value_is_refused_by_name(notebook: Notebook, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ARRIVES)
-def test_value_arrives_and_comes_back(notebook: Notebook, case: str) -> None:
+def test_value_survives_a_round_trip(notebook: Notebook, case: str) -> None:
     here, expression = ARRIVES[case]
     notebook.run(here)
     notebook.run(f"%%sky_broadcast -g got,x\ngot = {expression}")

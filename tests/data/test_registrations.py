@@ -151,7 +151,7 @@ def test_registration_after_the_class_has_travelled(notebook: Notebook) -> None:
     assert notebook.value("got") == [True, True]
 
 
-def test_registration_of_the_ranks_comes_here(notebook: Notebook) -> None:
+def test_registration_on_ranks_reaches_the_notebook(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -g made\nimport collections.abc\nclass C: pass\n"
         "collections.abc.Sized.register(C)\nmade = C()"
@@ -174,7 +174,7 @@ registry.register_thing("x", print); atexit.register(print)""")
 
 
 def test_registration_with_a_class_of_a_package_is_named(notebook: Notebook) -> None:
-    """As OmegaConf's: the cell names the class, and not its module."""
+    """As with OmegaConf: the cell names the class, not its module."""
     notebook.run("""from pathlib import Path
 Path("conf.py").write_text("class Conf:\\n known = {}\\n @classmethod\\n def register_resolver(cls, n, f): cls.known[n] = f")
 from conf import Conf

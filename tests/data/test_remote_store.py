@@ -64,7 +64,7 @@ def test_values_of_a_notebook_on_three_nodes(notebook: Notebook, cluster: Cluste
     assert notebook.values("z") == [7.0] * 3
 
 
-def test_large_values_are_told_once_before_they_travel(
+def test_large_values_are_reported_once_before_sending(
     golden: Golden, notebook: Notebook, cluster: Cluster
 ) -> None:
     said: list[tuple[str, int]] = []
@@ -92,7 +92,7 @@ def test_large_values_are_told_once_before_they_travel(
     assert len(ship("big")) == 1
 
 
-def test_files_go_when_nobody_needs_them(notebook: Notebook, cluster: Cluster) -> None:
+def test_unneeded_files_are_unlinked(notebook: Notebook, cluster: Cluster) -> None:
     notebook.here("import numpy as np\na = np.random.default_rng(1).random(500_000)")
     notebook.there("a")
     assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
@@ -103,7 +103,7 @@ def test_files_go_when_nobody_needs_them(notebook: Notebook, cluster: Cluster) -
     assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
 
 
-def test_a_file_that_nobody_wants_stops_coming(cluster: Cluster) -> None:
+def test_transfer_of_an_unneeded_file_stops(cluster: Cluster) -> None:
     name = NodeStore(cluster.folders[1]).give([os.urandom(100 * MB)], 100 * MB)
     put(cluster, b"all are up")
     cluster.lines[1][0].pause = 0.01  # for 64 KB
@@ -127,7 +127,7 @@ def test_many_values_are_not_waited_for_one_by_one(cluster: Cluster) -> None:
         assert [digest([cluster.content(node, key)]) for key in keys] == keys
 
 
-def test_nobody_holds_a_value_twice(cluster: Cluster) -> None:
+def test_no_node_stores_a_value_twice(cluster: Cluster) -> None:
     import psutil
 
     nbytes = 200 * MB
@@ -156,7 +156,7 @@ def test_nobody_holds_a_value_twice(cluster: Cluster) -> None:
         assert peak * 1024 < 0.6 * nbytes
 
 
-def test_one_node_alone_listens_nowhere() -> None:
+def test_single_node_does_not_listen() -> None:
     import psutil
 
     with closing(Cluster(1)) as alone:

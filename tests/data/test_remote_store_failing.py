@@ -51,7 +51,7 @@ def test_a_server_that_is_silent_is_replaced() -> None:
         two.lines[1][0].inner._child.wait()  # its successor has ended it
 
 
-def test_nodes_that_cannot_reach_each_other_are_served_from_here(three: Cluster) -> None:
+def test_notebook_serves_nodes_that_cannot_reach_each_other(three: Cluster) -> None:
     put(three, b"all are up")
     three.store._clients.all[0].port = 9  # nobody is there
     data = os.urandom(2 * MB)
@@ -59,7 +59,7 @@ def test_nodes_that_cannot_reach_each_other_are_served_from_here(three: Cluster)
     assert sum(three.sent()) < 2.1 * len(data)
 
 
-def test_a_line_breaks_while_a_file_comes_back(three: Cluster) -> None:
+def test_download_survives_a_broken_connection(three: Cluster) -> None:
     data = os.urandom(20 * MB)
     name = NodeStore(three.folders[2]).give([data], len(data))
     three.breaks[2] = [7 * MB, 9 * MB]
@@ -148,7 +148,7 @@ def test_a_node_without_room_is_named(tmp_path: Path) -> None:
         assert len(two.files(0)) == 1
 
 
-def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
+def test_lost_node_is_skipped_and_readmitted(three: Cluster) -> None:
     old = put(three, os.urandom(2 * MB))
     three.store.lose(1)
     for path in three.files(1):
@@ -158,7 +158,7 @@ def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
     assert len(three.files(1)) == 0
     with pytest.raises(PoolError, match="node1 is lost"):
         three.store.take("0" * 16 + "-" + "0" * 32, 1)
-    three.store.regain(three.nodes[1])
+    three.store.readmit(three.nodes[1])
     three.store.settle()
     assert three.everywhere(old)
     assert three.everywhere(new)

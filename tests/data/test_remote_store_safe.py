@@ -65,7 +65,7 @@ def started(store: Path, *lines: bytes) -> ChildTransport:
         b"[]\n",
     ],
 )
-def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
+def test_file_names_cannot_leave_the_store(store: Path, line: bytes) -> None:
     precious = store.parent / "precious"
     precious.write_text("precious")
     try:
@@ -141,6 +141,7 @@ def asked(context: ssl.SSLContext, sock: socket.socket, request: protocol.PeerMe
 
 
 def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
+    """The server is told to copy a value from a listener whose certificate is not the pool's."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -178,7 +179,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
 
 
 def test_nodes_that_wait_for_each_other() -> None:
-    """Two values, and two nodes: each is to get first what the other is to get last."""
+    """Two values and two nodes: each node is to receive first what the other receives last."""
     with closing(Cluster(2)) as two:
         put(two, b"all are up")
         clients = two.store._clients.all

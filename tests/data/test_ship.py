@@ -49,7 +49,7 @@ rich = ranks(scope="module", cell=RICH)
 # what travels, and when
 
 
-def test_only_what_the_cell_uses(notebook: Notebook) -> None:
+def test_only_names_used_by_the_cell_are_sent(notebook: Notebook) -> None:
     notebook.here(
         "import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b"
     )
@@ -222,7 +222,7 @@ SHARED: dict[
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_what_is_shared(notebook: Notebook, what: str) -> None:
+def test_shared_objects_are_found(notebook: Notebook, what: str) -> None:
     cells, expected, nbytes = SHARED[what]
     for cell in cells:
         if cell.startswith("> "):
@@ -369,7 +369,7 @@ def test_value_changed_by_a_thread_is_sent_again(notebook: Notebook) -> None:
     assert notebook.values("float(a.sum())") == [float(array.sum())] * 2
 
 
-def test_rank_killed_while_a_manifest_is_on_its_way_gets_what_it_lacks(notebook: Notebook) -> None:
+def test_rank_killed_during_a_manifest_gets_missing_values(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})\nb = [2]\ndef f(): return a.sum()")
     manifest = notebook.shipper.prepare("f()", [0, 1])
     notebook.ranks[1].kill()
@@ -510,7 +510,7 @@ def test_refusals_name_all_at_once(golden: Golden, notebook: Notebook) -> None:
         notebook.namespace["inner"]().close()
 
 
-def test_reduce_that_lies_arrives_as_it_says(notebook: Notebook) -> None:
+def test_custom_reduce_result_is_respected(notebook: Notebook) -> None:
     notebook.here("class Liar:\n  def __reduce__(self): return (int, ('7',))\nliar = Liar()")
     notebook.there("x = liar + 1")
     assert notebook.values("x") == [8, 8]
@@ -557,7 +557,7 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
     notebook.ranks[0].bind(replace(manifest.orders, python="2.7.1"))
 
 
-def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Notebook) -> None:
+def test_all_values_that_fail_to_rebuild_are_named(notebook: Notebook) -> None:
     notebook.here(
         "class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3"
     )
@@ -567,11 +567,11 @@ def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Note
     assert notebook.values("'three' in globals()") == [False, False]
 
 
-def test_no_room_is_said(notebook: Notebook, monkeypatch: Any) -> None:
+def test_full_store_is_explained(notebook: Notebook, monkeypatch: Any) -> None:
     def full(*args: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(notebook.shipper.store, "_place", full)
+    monkeypatch.setattr(notebook.shipper.store, "_directory_for", full)
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     with pytest.raises(CaptureError, match=r"do not fit.*No space left.*a \(2 MB\).*--no-push"):
         notebook.there("a")
@@ -659,5 +659,5 @@ def test_source_of_a_cell_is_known_on_the_ranks(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_hold_what_the_rule_says(notebook: Notebook, seed: int) -> None:
+def test_ranks_hold_the_predicted_values(notebook: Notebook, seed: int) -> None:
     walk(notebook, seed, 300)

@@ -82,7 +82,7 @@ def test_large_and_oddly_shaped_pieces(directory: Path) -> None:
     assert store.map(store.name(key))[:3_000_000] == data.cast("B")
 
 
-def test_what_is_surely_new_is_hashed_as_it_is_written(directory: Path) -> None:
+def test_new_values_are_hashed_while_written(directory: Path) -> None:
     index = ContentIndex(NodeStore(directory))
     first = Part(bytes(2 * LARGE), blob=True)
     assert not index.identify([first], lazily=True)
@@ -156,10 +156,10 @@ def test_too_large_goes_to_disk(golden: Golden, directory: Path) -> None:
     assert not overflow(directory).exists() or list(overflow(directory).iterdir()) == []
 
 
-def test_where_it_lies_on_disk_is_told_and_not_derived(
+def test_disk_location_is_reported_by_the_node(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell may change TMPDIR, and another user could make a folder whose name is known beforehand."""
+    """A cell may change TMPDIR, and another user could create a folder with a predictable name."""
     (tmp_path / "one").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "one"))
     store = limited(directory, 20_000_000, [])
@@ -227,7 +227,7 @@ def test_pieces_are_streamed(directory: Path) -> None:
     assert copy.missing([key]) == []
 
 
-def test_progress_is_told(directory: Path) -> None:
+def test_progress_is_reported(directory: Path) -> None:
     told: list[int] = []
     NodeStore(directory).put(None, [bytes(100 << 20)], 100 << 20, told.append)
     assert told

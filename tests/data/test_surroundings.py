@@ -22,7 +22,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     made.close()
 
 
-def test_what_the_notebook_sets_in_its_environment_is_there(
+def test_environment_variables_of_the_notebook_reach_ranks(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "V2_BACKEND", "jax")
@@ -41,7 +41,7 @@ def test_what_the_notebook_sets_in_its_environment_is_there(
     assert notebook.values("os.environ['V2_BACKEND']") == ["tensorflow"] * 2
 
 
-def test_a_secret_and_what_is_the_machines_stay_here(
+def test_secret_and_machine_variables_are_not_sent(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("V2_API_KEY", "RANK", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
@@ -67,7 +67,7 @@ def test_a_secret_and_what_is_the_machines_stay_here(
         ("np.v2 = lambda: 1", "numpy.v2"),
     ],
 )
-def test_what_is_set_in_a_module_is_said(
+def test_assignments_to_modules_are_noted(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch, cell: str, what: str
 ) -> None:
     (notebook.folder / "cfg.py").write_text("lr = 0.1\ntable = {}\nclass Net:\n    depth = 1\n")

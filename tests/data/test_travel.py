@@ -89,9 +89,7 @@ REBUILT = {
 
 
 @pytest.mark.parametrize("kind", REBUILT)
-def test_a_value_that_uses_the_notebooks_names_to_rebuild_itself(
-    notebook: Notebook, kind: str
-) -> None:
+def test_value_uses_names_of_the_notebook_to_rebuild(notebook: Notebook, kind: str) -> None:
     cell, check = REBUILT[kind]
     notebook.run(cell)
     there_and_back(notebook, check)
@@ -107,9 +105,7 @@ def test_it_uses_the_new_names_when_they_change_with_it(notebook: Notebook) -> N
 @pytest.mark.parametrize(
     "kind", sorted(REBUILT.keys() - {"another such value"})
 )  # code accompanies a value, other values do not
-def test_what_is_defined_on_the_ranks_alone_rebuilds_itself_here(
-    notebook: Notebook, kind: str
-) -> None:
+def test_value_of_a_class_defined_on_ranks_is_rebuilt_here(notebook: Notebook, kind: str) -> None:
     cell, check = REBUILT[kind]
     names = "suffix a_reader z_opened Dataset offset z_made plus Counted z_key modulus Key z_helper factor Holder a_holder"
     names += " Config checked z_config Reader value"

@@ -41,7 +41,7 @@ RESULTS = {  # options and cell → what stands in the notebook
 
 
 @pytest.mark.parametrize("what", RESULTS)
-def test_what_comes_back_and_what_is_sent(notebook: Notebook, what: str) -> None:
+def test_pulled_and_pushed_values_are_tracked(notebook: Notebook, what: str) -> None:
     options, expression, expected = RESULTS[what]
     notebook.run("import threading\nhidden, other, lock = {'a': 1}, 2, threading.Lock()")
     notebook.run(
@@ -51,7 +51,7 @@ def test_what_comes_back_and_what_is_sent(notebook: Notebook, what: str) -> None
     assert notebook.value(expression) == expected
 
 
-def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> None:
+def test_gathered_values_are_not_sent_back(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -g own\nown = rank")
     notebook.run("%%sky_broadcast -o r\nown")
     assert notebook.value("r") == [0, 1, 2]
@@ -59,7 +59,7 @@ def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> 
     assert notebook.value("own") == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_without_options_nothing_comes_back(notebook: Notebook) -> None:
+def test_without_options_no_value_returns(notebook: Notebook) -> None:
     notebook.run("names_before = set(globals())")
     notebook.run("%%sky_broadcast\nwhatever = 1\nwhatever")
     assert notebook.value("set(globals()) - names_before - {'names_before'}") <= {
@@ -69,7 +69,7 @@ def test_without_options_nothing_comes_back(notebook: Notebook) -> None:
     } | {name for name in notebook.value("list(globals())") if name.startswith("_")}
 
 
-def test_functions_and_classes_come_back_with_the_imports_that_they_use(notebook: Notebook) -> None:
+def test_functions_and_classes_return_with_their_imports(notebook: Notebook) -> None:
     notebook.run(
         """%%sky_broadcast -o r
 import textwrap as there_only, urllib.parse
@@ -110,7 +110,7 @@ def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ what cannot come back
 
 
-def test_an_unpicklable_result_names_its_rank_and_keeps_the_others(notebook: Notebook) -> None:
+def test_unpicklable_result_names_its_rank_and_keeps_others(notebook: Notebook) -> None:
     error = notebook.fail(
         "%%sky_broadcast -o r\nimport threading\nthreading.Lock() if rank == 1 else rank"
     )
@@ -154,7 +154,7 @@ def shared_memory(notebook: Notebook) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
 
 
-def test_values_that_nobody_wants_are_not_kept(notebook: Notebook) -> None:
+def test_unrequested_values_are_not_stored(notebook: Notebook) -> None:
     make = "import numpy as np\nmuch = np.ones(10**6)"
     before = shared_memory(notebook)
     notebook.run(f"%%sky_broadcast -o r\n{make}\nmuch;")
@@ -167,7 +167,7 @@ def test_values_that_nobody_wants_are_not_kept(notebook: Notebook) -> None:
     assert shared_memory(notebook) == before, "of those beside a value that cannot come back"
 
 
-def test_pulling_under_another_name_leaves_the_rule_of_state_alone(notebook: Notebook) -> None:
+def test_pull_under_another_name_keeps_ownership_of_state(notebook: Notebook) -> None:
     notebook.run("ruled = 1")
     notebook.run("%%sky_broadcast\nruled += 10")
     notebook.run("ruled = 2")
@@ -193,7 +193,7 @@ def test_only_ranks_that_take_part_count_for_shard(notebook: Notebook) -> None:
     assert notebook.value("r") == [[0, 2, 4], [1, 3]]
 
 
-def test_ranks_that_are_not_there_are_refused(notebook: Notebook) -> None:
+def test_nonexistent_ranks_are_refused(notebook: Notebook) -> None:
     for line in ("-t 5", "--only 3", "-t 0,7"):
         error = notebook.fail(f"%%sky_broadcast {line}\nprint('ran')")
         assert error.ename == "UsageError"
@@ -242,7 +242,7 @@ def test_a_cell_on_one_rank_shows_its_output_and_value(notebook: Notebook) -> No
 # ------------------------------------------------------------------------------------------ --noblock
 
 
-def test_noblock_returns_at_once_and_its_output_stays_in_its_cell(notebook: Notebook) -> None:
+def test_noblock_returns_at_once_and_prints_in_its_cell(notebook: Notebook) -> None:
     fifo = gate(notebook.folder)
     shown = notebook.run(
         f"%%sky_broadcast -a -o later -t 0\nprint('begun')\nopen({str(fifo)!r}).read()\nprint('over')\n'value'"
@@ -265,7 +265,7 @@ def test_noblock_failure_is_shown_in_its_cell(notebook: Notebook) -> None:
     notebook.watch(shown, lambda cell: "UsageError" in cell.stderr)
 
 
-def test_a_cell_waits_for_one_that_runs_beside(notebook: Notebook) -> None:
+def test_cell_waits_for_a_background_cell(notebook: Notebook) -> None:
     fifo = gate(notebook.folder)
     notebook.run(f"%%sky_broadcast -a -t 0\nopen({str(fifo)!r}).read()\nmade_beside = 1")
     second = notebook.start("%%sky_broadcast -t 0 -o r\nmade_beside")
@@ -297,7 +297,7 @@ def test_restart_of_all_ranks_sends_variables_again(notebook: Notebook) -> None:
     notebook.run(SETUP)
 
 
-def test_down_ends_every_process_and_is_legal_twice_and_values_outlive_it(
+def test_down_ends_all_processes_and_keeps_pulled_values(
     golden: Golden,
     shared_pools: Pools,
 ) -> None:

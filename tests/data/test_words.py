@@ -37,7 +37,7 @@ same = many.copy()
 """
 
 
-def test_frames_that_share_an_index_or_a_buffer_are_not_one_value(notebook: Notebook) -> None:
+def test_frames_with_a_common_index_are_separate_values(notebook: Notebook) -> None:
     notebook.here(FRAMES)
     assert said(notebook, "train = train.assign(z=1); same = same.assign(z=1)") == []
     assert said(notebook, "seen = len(test), len(other), len(series), len(view), len(many)") == []
@@ -84,7 +84,7 @@ bar.close()
 """
 
 
-def test_objects_that_pass_on_what_they_are_asked_for(notebook: Notebook) -> None:
+def test_delegating_objects_are_pickled(notebook: Notebook) -> None:
     notebook.here(DELEGATING)
     said(notebook, "seen = [wrapped.count(1), wrapped.me is wrapped, bar.total]")
     assert notebook.values("seen") == [[2, True, 3]]
@@ -121,7 +121,7 @@ def test_a_scheduler_knows_that_its_optimizer_has_made_a_step(
     assert notebook.values("list(seen)") == [[[], True, pytest.approx(0.01)]]
 
 
-def test_a_scheduler_that_comes_before_its_optimizer_s_step_still_warns(notebook: Notebook) -> None:
+def test_scheduler_step_before_optimizer_step_still_warns(notebook: Notebook) -> None:
     notebook.here(SCHEDULE)
     cell = "import warnings\nwith warnings.catch_warnings(record=True) as found:\n    warnings.simplefilter('always')\n    schedule.step()"
     said(notebook, f"{cell}\nseen = [str(each.message) for each in found]")
@@ -135,7 +135,7 @@ def test_a_scheduler_that_comes_before_its_optimizer_s_step_still_warns(notebook
 @pytest.mark.parametrize(
     "raised", ["SystemExit('no')", "KeyboardInterrupt('no')", "GeneratorExit('no')"]
 )
-def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised: str) -> None:
+def test_exception_while_pickling_names_the_value(notebook: Notebook, raised: str) -> None:
     notebook.here(f"class Bad:\n    def __reduce__(self): raise {raised}\nbad = [Bad()]")
     with pytest.raises(
         CaptureError, match=rf"bad\[0\] \(Bad\) cannot be pickled: {raised.partition('(')[0]}: no"
@@ -143,7 +143,7 @@ def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised
         notebook.there("bad")
 
 
-def test_a_function_that_calls_itself_without_end_is_no_deep_value(
+def test_endless_recursion_is_not_reported_as_a_deep_value(
     golden: Golden, notebook: Notebook
 ) -> None:
     notebook.here("class Bad:\n    def __reduce__(self): return self.__reduce__()\nbad = Bad()")
@@ -170,7 +170,7 @@ def stale(imported: ImportedTexts, path: Path) -> bool:
     return bool(imported.stale(found.values()))
 
 
-def test_a_module_that_runs_the_new_text_is_not_said_to_run_the_old_one(module: Path) -> None:
+def test_reloaded_module_is_not_reported_as_outdated(module: Path) -> None:
     there, imported = importlib.import_module("helps_here"), ImportedTexts()
     assert not stale(imported, module)
     module.write_text(MODULE.format(scale=22))
@@ -182,7 +182,7 @@ def test_a_module_that_runs_the_new_text_is_not_said_to_run_the_old_one(module: 
     assert stale(imported, module)
 
 
-def test_a_module_whose_compiled_file_is_older_is_looked_at_itself(module: Path) -> None:
+def test_module_newer_than_its_pyc_file_is_read_from_source(module: Path) -> None:
     importlib.import_module("helps_here")
     sys.modules.pop("helps_here")
     module.write_text(MODULE.format(scale=22))

@@ -83,7 +83,7 @@ def test_they_are_named_where_they_are_nested(
     golden.line(error.text, "x (")
 
 
-def test_what_a_function_uses_is_refused_too(notebook: Notebook) -> None:
+def test_unpicklable_global_of_a_function_is_refused(notebook: Notebook) -> None:
     notebook.run(f"sampler = {SAMPLER}\ndef share(): return list(sampler)")
     error = notebook.fail("%%sky_broadcast\nshare()")
     assert "sampler (torch.utils.data.distributed.DistributedSampler, used by share)" in error.text

@@ -127,7 +127,7 @@ def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
     browser.shot("trained")
 
 
-def test_what_came_back_is_a_table_and_a_curve(browser: Browser) -> None:
+def test_pulled_results_are_a_table_and_a_curve(browser: Browser) -> None:
     shown = browser.run(INDEX["results"])
     expect(shown.get_by_role("row")).to_have_count(5)
     expect(shown.get_by_role("row").nth(3)).to_contain_text(
@@ -138,7 +138,7 @@ def test_what_came_back_is_a_table_and_a_curve(browser: Browser) -> None:
     browser.shot("curve")
 
 
-def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Browser) -> None:
+def test_straggler_is_named_and_toolbar_button_stops_the_cell(browser: Browser) -> None:
     browser.start(INDEX["straggler"])
     shown = browser.outputs(INDEX["straggler"])
     expect(shown).to_contain_text(re.compile(r"rank 2 is \d+ steps behind"))
@@ -151,7 +151,7 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
     browser.shot("interrupted")
 
 
-def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
+def test_buttons_inspect_and_stop_a_blocking_cell(
     browser: Browser,
 ) -> None:
     shown = browser.look_into(INDEX["blocks"], "ranks 0–3 in load_batch, line 3")
@@ -170,7 +170,7 @@ def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
     expect(shown.get_by_role("button")).to_have_count(0)
 
 
-def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(
+def test_buttons_inspect_and_stop_a_background_cell(
     browser: Browser,
 ) -> None:
     browser.run(INDEX["beside"])
@@ -205,7 +205,7 @@ def test_variables_and_status(browser: Browser) -> None:
     browser.shot("status")
 
 
-def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser) -> None:
+def test_resource_use_is_measured_while_shown(browser: Browser) -> None:
     shown = browser.run(INDEX["busy"])
     shown.get_by_role("button", name="ranks").click()
     busy = shown.get_by_title(
@@ -240,7 +240,7 @@ def test_tab_completes_an_option_and_its_value(browser: Browser) -> None:
     expect(line).to_have_text("%sky_pool x --provider local")
 
 
-def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(
+def test_reloaded_page_shows_the_running_cells_line_and_end(
     browser: Browser,
 ) -> None:
     button = browser.run(INDEX["loaded anew"]).get_by_role("button", name="stop")
@@ -279,7 +279,7 @@ def test_restart_leaves_a_line_without_dead_buttons(browser: Browser) -> None:
     browser.page.evaluate(CLEAR)
 
 
-def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Browser) -> None:
+def test_kernel_restarted_during_a_cell_starts_a_new_pool(browser: Browser) -> None:
     browser.restart()
     expect(browser.outputs(INDEX["training"])).to_contain_text("loss 0.112")
     expect(browser.run(INDEX["again"])).to_contain_text(re.compile(r"2 ranks on \S+ · ready in"))
@@ -287,7 +287,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Brow
     browser.shot("restarted")
 
 
-def test_a_line_without_buttons_is_whole_in_what_is_saved_amid_its_cell(browser: Browser) -> None:
+def test_notebook_saved_during_a_cell_has_the_whole_line(browser: Browser) -> None:
     browser.run(INDEX["plain"])
     browser.start(INDEX["amid"])
     shown = browser.outputs(INDEX["amid"])
@@ -303,7 +303,7 @@ def test_a_line_without_buttons_is_whole_in_what_is_saved_amid_its_cell(browser:
     expect(browser.run(INDEX["after"])).to_contain_text("[1] ready")
 
 
-def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> None:
+def test_saved_output_is_shown_after_reopening(browser: Browser) -> None:
     saved = browser.save()
     widgets = saved["metadata"].get("widgets")
     assert widgets is None or "state" in widgets["application/vnd.jupyter.widget-state+json"]

@@ -58,7 +58,7 @@ def test_without_ipywidgets_a_pool_starts_and_is_shown(without: Notebook) -> Non
     assert "No module named 'ipywidgets'" in without.fail("%%sky_broadcast\nimport ipywidgets").text
 
 
-def test_without_ipywidgets_the_line_moves_says_what_stops_the_cell_and_stays(
+def test_without_ipywidgets_the_line_moves_and_hints_at_stop(
     without: Notebook,
 ) -> None:
     cell = without.start(
@@ -76,7 +76,7 @@ def test_without_ipywidgets_the_line_moves_says_what_stops_the_cell_and_stays(
     assert WIDGETS not in str(cell.rich)
 
 
-def test_without_ipywidgets_status_failures_and_cells_beside_are_there(without: Notebook) -> None:
+def test_without_ipywidgets_status_and_background_cells_work(without: Notebook) -> None:
     (status,) = without.run("%sky_status").rich
     assert "<details>" in status["text/html"]
     assert "rank 0 of 2" in without.fail("%%sky_broadcast\n1 / 0").text
@@ -145,7 +145,7 @@ def test_the_quickstart_runs_with_the_other_ipykernel(other: Notebook) -> None:
     assert "image/png" in figure[-1]
 
 
-def test_the_toolbars_button_stops_a_cell_with_the_other_ipykernel(other: Notebook) -> None:
+def test_toolbar_button_stops_a_cell_with_other_ipykernel(other: Notebook) -> None:
     cell = other.start("%%sky_broadcast\nimport time\ntime.sleep(600)")
     other.watch(cell, lambda shown: line(shown) != "")
     other.interrupt()
@@ -154,7 +154,7 @@ def test_the_toolbars_button_stops_a_cell_with_the_other_ipykernel(other: Notebo
     assert other.run("%%sky_broadcast\nprint('on')").stdout == "on\n"
 
 
-def test_buttons_are_heard_with_the_other_ipykernel(other: Notebook) -> None:
+def test_buttons_work_with_the_other_ipykernel(other: Notebook) -> None:
     cell = other.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(other, cell)
     other.click(found["where is it?"])
@@ -170,7 +170,7 @@ def test_buttons_are_heard_with_the_other_ipykernel(other: Notebook) -> None:
     assert other.run("%%sky_broadcast -o found\nrank").error is None
 
 
-def test_a_kernel_of_the_other_ipykernel_starts_anew(other: Notebook) -> None:
+def test_other_ipykernel_restarts(other: Notebook) -> None:
     other.restart()
     other.run("%load_ext skymagic\n%sky_pool --ranks 2")
     assert other.run("%%sky_broadcast\nprint('anew')").stdout == "anew\n"

@@ -76,7 +76,7 @@ def run(browser: Browser, name: str) -> Locator:
     return browser.run(INDEX[name])
 
 
-def test_1_a_start_says_what_it_does_from_the_beginning(browser: Browser) -> None:
+def test_1_start_shows_its_steps_from_the_beginning(browser: Browser) -> None:
     browser.page.evaluate(SEEN, INDEX["start"])
     expect(run(browser, "start")).to_contain_text(
         re.compile(r"main · local · 2 ranks on \S+ · torch · ready in \d+\.\d s")
@@ -123,7 +123,7 @@ def test_3_a_rank_that_fails_and_one_that_dies(browser: Browser) -> None:
     expect(run(browser, "cloned")).to_contain_text("model")
 
 
-def test_4_the_model_comes_back_and_training_continues(browser: Browser) -> None:
+def test_4_model_is_pulled_and_training_continues(browser: Browser) -> None:
     expect(run(browser, "plain")).to_contain_text(
         "model is on the ranks of pool 'main': %sky_pull model --head"
     )
@@ -165,13 +165,13 @@ def test_7_a_cell_in_the_background_and_its_result(browser: Browser) -> None:
     )
 
 
-def test_8_files_go_there_and_come_back(browser: Browser) -> None:
+def test_8_files_are_copied_there_and_back(browser: Browser) -> None:
     expect(run(browser, "put")).to_contain_text(re.compile(r"1 file \(\d+ bytes\) to \S+ in"))
     expect(run(browser, "on the ranks")).to_contain_text("lr 0.01")
     expect(run(browser, "get")).to_contain_text("from rank 0")
 
 
-def test_9_a_run_goes_on_while_its_notebook_is_restarted(browser: Browser) -> None:
+def test_9_run_continues_while_its_notebook_restarts(browser: Browser) -> None:
     run(browser, "night")
     run(browser, "overnight")
     browser.restart()

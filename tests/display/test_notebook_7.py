@@ -57,7 +57,7 @@ def test_a_cell_that_holds_the_kernel_is_stopped_by_its_buttons(browser: Browser
     expect(browser.run(INDEX["failed"])).to_contain_text("KeyError: 'batch'")
 
 
-def test_what_was_saved_is_shown_after_a_restart_and_when_it_is_opened_again(
+def test_saved_output_is_shown_after_restart_and_reopening(
     browser: Browser,
 ) -> None:
     browser.restart()

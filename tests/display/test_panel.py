@@ -68,7 +68,7 @@ ON_GPU = RankUse(1.1, 2e9, 64e9, 0.97, 31e9, 80e9)
 ON_CPU = RankUse(1.1, 2e9, 64e9)
 
 
-def test_what_each_rank_uses_is_beside_it() -> None:
+def test_resource_use_is_shown_beside_each_rank() -> None:
     assert words(using(1, 2, ON_GPU)).endswith("gpu0 0 97% 31G 1 97% 31G")
     assert words(using(1, 2, ON_CPU)).endswith("gpu0 0 110% 2.0G 1 110% 2.0G")
     assert words(using(1, 2, RankUse())).endswith("gpu0 0 1"), "nothing is known"
@@ -76,7 +76,7 @@ def test_what_each_rank_uses_is_beside_it() -> None:
     assert title in pool_html(using(1, 2, ON_GPU))
 
 
-def test_what_many_ranks_use_is_told_by_node() -> None:
+def test_resource_use_of_many_ranks_is_shown_by_node() -> None:
     assert pool_html(using(8, 8, ON_GPU)).count("97% 31G") == 64
     assert len(pool_html(using(8, 8, ON_GPU))) < 40_000
     folded = using(4, 64, ON_GPU)
@@ -87,7 +87,7 @@ def test_what_many_ranks_use_is_told_by_node() -> None:
     assert words(using(32, 8, ON_CPU)).endswith("CPU 28160%, 512.0 GB")
 
 
-def test_what_is_not_well_is_said_and_not_only_coloured() -> None:
+def test_problems_are_named_not_only_coloured() -> None:
     assert (
         words(pool(2, 2, "running", r3="ended"))
         == "lab · ssh · 2 nodes · running gpu0 0 1 gpu1 2 3 1 ended"
@@ -104,7 +104,7 @@ def test_names_are_text_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("share", "bars"), [(0.25, ["0.250"]), (0.0, ["0.000"]), (None, [])])
-def test_what_is_known_of_a_step_is_a_bar(share: float | None, bars: list[str]) -> None:
+def test_known_progress_of_a_step_is_a_bar(share: float | None, bars: list[str]) -> None:
     node = NodeView("gpu0", (), "environment", "Downloading torch (175.0MiB)", share)
     view = PoolView("lab", (), "starting …", (node,))
     assert re.findall(r'<progress value="([^"]*)" max="1"', pool_html(view)) == bars
@@ -120,9 +120,9 @@ def test_many_nodes_that_start_have_one_bar() -> None:
     assert words(view).endswith("environment on 32 nodes")
 
 
-def test_a_passing_step_of_a_start_is_for_displays_that_move_alone() -> None:
+def test_temporary_start_steps_need_a_redrawn_display() -> None:
     said: list[str] = []
-    with panel.shown_start(said.append, lambda steps: PoolView("lab", (), ""), drawn=False) as say:
+    with panel.start_panel(said.append, lambda steps: PoolView("lab", (), ""), drawn=False) as say:
         say("starting 2 ranks …")
         say(panel.passing_step("importing torch"))
         say("ready")
@@ -194,7 +194,7 @@ def test_a_start_is_one_display_that_ends_as_one_line(shared_pools: Pools) -> No
         assert failed.rich == [], "a request that is refused shows nothing of a start"
 
 
-def test_a_start_that_fails_says_so_in_its_place(shared_pools: Pools) -> None:
+def test_failed_start_is_shown_in_its_panel(shared_pools: Pools) -> None:
     with shared_pools.lent(KERNEL, watched=True) as notebook:
         notebook.run(
             "import skymagic as sky\nfrom skymagic.providers.local import Local\n"
@@ -208,9 +208,7 @@ def test_a_start_that_fails_says_so_in_its_place(shared_pools: Pools) -> None:
 
 
 @pytest.mark.parametrize(("silent", "watched"), [("1", True), ("0", False)])
-def test_without_anybody_there_a_start_is_lines(
-    shared_pools: Pools, silent: str, watched: bool
-) -> None:
+def test_unattended_start_prints_lines(shared_pools: Pools, silent: str, watched: bool) -> None:
     said = f"import os\nos.environ[{NONINTERACTIVE!r}] = {silent!r}"
     with shared_pools.lent(KERNEL, said, watched=watched) as notebook:
         shown = notebook.run("%sky_pool --ranks 1;")

@@ -56,7 +56,7 @@ def test_rows(values: list[Any], rows: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_nan_is_shown_beside_the_range(place: int) -> None:
+def test_nan_is_counted_beside_the_range(place: int) -> None:
     shown = ["2.0", "1.0", "4.0", "3.0"]
     shown.insert(place, "nan")
     names = {rank: {"loss": {"type": "float", "value": value}} for rank, value in enumerate(shown)}
@@ -91,7 +91,7 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
         yield one
 
 
-def test_what_came_back_is_a_list_that_is_shown_as_a_table(notebook: Notebook) -> None:
+def test_pulled_results_are_a_list_shown_as_a_table(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -o results -g batch\nbatch = np.full((64, 10), rank)\n{'rank': rank}"
     )
@@ -150,7 +150,7 @@ def test_status_is_an_object_with_completion(golden: Golden, notebook: Notebook)
     golden(notebook.fail("%sky_status mani").text)
 
 
-def test_a_cell_beside_the_notebook_has_metrics_of_its_own(notebook: Notebook) -> None:
+def test_background_cell_has_its_own_metrics(notebook: Notebook) -> None:
     pytest.importorskip("pandas")
     notebook.run("%%sky_broadcast\nsky.report(loss=0.0)")
     notebook.run(

@@ -11,12 +11,12 @@ from tests.lab.pools import borrowed
 notebook = borrowed("--ranks 2")
 
 
-def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
+def test_batched_output_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
-        "from skymagic.display.live import DisplayData, show, together, write\n"
-        "with together():\n"
+        "from skymagic.display.live import DisplayData, show, batched_output, write\n"
+        "with batched_output():\n"
         "    write('stderr', 'a line ')\n"
-        "    with together(): write('stderr', 'in two parts\\n')\n"
+        "    with batched_output(): write('stderr', 'in two parts\\n')\n"
         "    show(DisplayData({'text/plain': 'a display'}))\n"
         "    write('stdout', 'after it\\n')\n"
         "write('stdout', 'apart\\n')"

@@ -68,6 +68,7 @@ def rented(tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
 
 
 def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
+    """The README's line on an imitation of EC2, reduced to two small machines after the question."""
     machines, notebook = rented
     plan = notebook.run(f"{LINE} --dry-run").text
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand" in plan, (

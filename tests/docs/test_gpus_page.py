@@ -27,7 +27,7 @@ def test_the_page_names_each_check_and_how_many_gpus_it_needs() -> None:
     assert told == {each.name: each.gpus for each in CHECKS}
 
 
-def test_what_a_machine_cannot_run_is_skipped_in_words() -> None:
+def test_checks_a_machine_cannot_run_are_skipped() -> None:
     here = Check("a", lambda: iter(()), gpus=2, needs=("json", sys.__name__))
     assert [here.absent(count) for count in (0, 1, 2)] == ["needs 2 GPUs", "needs 2 GPUs", ""]
     assert (
@@ -53,9 +53,7 @@ def test_wheels_are_those_that_the_machine_does_not_bring() -> None:
     assert wanted(report) == ["ipython==1.0", "torchmetrics==1.0", "typing-extensions==1.0"]
 
 
-def test_a_check_that_does_not_come_to_its_end_is_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_check_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "LOGS", tmp_path)
     unknown = Check("no such check", lambda: iter(()))
     (row,) = gpu.rows_of(unknown, {"PATH": ""}, 60)

@@ -82,10 +82,8 @@ def losses(shown: Shown, kind: str) -> list[float]:
 
 
 @pytest.mark.needs("sshd", "namespaces")
-def test_both_ways_train_and_one_goes_on_where_the_other_ended(
-    machines: Notebook, folder: Path
-) -> None:
-    """On machines of their own; on this one notebooks/mingpt_torchrun.ipynb does it, which test_notebooks.py runs."""
+def test_both_ways_train_and_resume_each_other(machines: Notebook, folder: Path) -> None:
+    """On separate machines; test_notebooks.py runs notebooks/mingpt_torchrun.ipynb on this one."""
     first = machines.run(sh(f"{one_each(STATIC)} {SMALL} trainer.epochs=2", folder, "--only all"))
     for node in (0, 1):
         assert f"[{node}] [rank {node} on node {node}] of 2, on " in first.stdout
@@ -103,7 +101,7 @@ def test_both_ways_train_and_one_goes_on_where_the_other_ended(
 
 @pytest.mark.parametrize("mark", ["mingpt", "mingpt-rendezvous"])
 def test_the_pages_scripts_train(here: Notebook, folder: Path, mark: str) -> None:
-    """As they stand on the page, but for the port, the folder, and how much they train."""
+    """Unchanged, except for the port, the folder and the amount of training."""
     page = (ROOT / "docs" / "how-to" / "shell.md").read_text()
     (cell,) = re.findall(rf"<!-- tested: {mark} -->\n```python\n(.*?)```", page, re.DOTALL)
     changes = {
@@ -178,9 +176,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.skipif(
     torch.cuda.device_count() >= 2, reason="this machine has the GPUs that are asked for"
 )
-def test_fewer_devices_than_asked_for_fail_loudly(
-    example: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_devices_raise_an_error(example: None, monkeypatch: pytest.MonkeyPatch) -> None:
     main = importlib.import_module("main")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="2 processes .* GPUs"):

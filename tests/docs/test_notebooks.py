@@ -122,7 +122,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_what_is_saved_reads_well(path: Path) -> None:
+def test_saved_notebooks_are_valid_and_readable(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
@@ -158,7 +158,7 @@ def test_the_index_leads_through_all_of_them() -> None:
 def test_every_notebook_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first ones with other people's tools, all others as notebooks/show.py does."""
+    """The first ones with other tools, the others with notebooks/show.py."""
     needed = nbformat.read(path, as_version=4).metadata.get("skymagic", {}).get("needs", [])
     if missing := [name for name in needed if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")

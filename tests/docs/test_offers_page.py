@@ -50,7 +50,7 @@ def test_its_cells(tmp_path: Path) -> None:
                 follow(notebook, example)
 
 
-def test_the_policy_allows_what_is_called_and_nothing_else(
+def test_policy_allows_exactly_the_calls_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**lab.CREDENTIALS, "aws_config_file": "/dev/null"}.items():

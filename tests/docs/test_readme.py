@@ -116,7 +116,7 @@ def test_recipe(name: str, recipes: Notebook) -> None:
     "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
 )
 def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
-    """The README's in a kernel of its own, as are those that kill theirs; the others have torch imported in one once."""
+    """Pages that kill their kernel, and the README, get their own; the others share one that has imported torch."""
     cells = examples(page)
     outlives = any(cell.killed or cell.restarted for cell in cells)
     kernel = opened(tmp_path) if outlives or page.name == "README.md" else shared_pools.lent(KERNEL)
@@ -154,7 +154,7 @@ def test_every_page_with_cells_is_run() -> None:
 
 
 def test_no_block_is_left_out() -> None:
-    """Each one of Python runs with its page, or is taken by another test."""
+    """Each Python block runs with its page, or belongs to another test."""
     for page in PAGES:
         marks = {block["mark"] or "" for block in BLOCK.finditer(page.read_text())}
         assert "not run" not in marks, page.name

@@ -47,7 +47,7 @@ def test_each_error_has_an_anchor() -> None:
     assert set(re.findall(r"^\((\w+)\)=$", text, re.MULTILINE)) == classes
 
 
-def test_links_lead_to_files_that_are_there() -> None:
+def test_links_lead_to_existing_files() -> None:
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"]
     missing = [
         f"{page.relative_to(ROOT)}: {target}"
@@ -69,8 +69,8 @@ def test_every_command_prints_json() -> None:
     assert without == []
 
 
-def test_what_the_skill_for_agents_says_can_be_written() -> None:
-    """Commands in its table parse, optional parts left out, and its magics are accepted as they stand."""
+def test_commands_in_the_agent_skill_are_valid() -> None:
+    """Commands in its table parse without their optional parts, and its magics are accepted unchanged."""
     text = (ROOT / "skills" / "skymagic" / "SKILL.md").read_text()
     lines = re.findall(r"^\| `skymagic ([^`]+)` \|", text, re.MULTILINE)
     assert len(lines) == 9

@@ -201,9 +201,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outputs]
     return folder / "saved.ipynb", outputs
 
 
-def test_a_terminal_says_what_a_notebook_says(
-    saved: tuple[Path, list[Outputs]], tmp_path: Path
-) -> None:
+def test_terminal_prints_as_a_notebook(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
     for cell, here, there in zip(CELLS, saved[1], in_terminal(tmp_path), strict=False):
         assert lines(there) == lines(said(here)), cell
 
@@ -211,23 +209,19 @@ def test_a_terminal_says_what_a_notebook_says(
 @pytest.mark.skipif(
     not MARIMO.exists(), reason="marimo is not in build/marimo: make test installs it"
 )
-def test_marimo_says_what_a_notebook_says(
-    saved: tuple[Path, list[Outputs]], tmp_path: Path
-) -> None:
+def test_marimo_prints_as_a_notebook(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
     for cell, here, there in zip(CELLS, saved[1], by_marimo(tmp_path), strict=True):
         assert lines(there) == lines(said(here)), cell
 
 
 @pytest.mark.needs("chromium")
-def test_notebook_7_says_what_nbconvert_says(
-    saved: tuple[Path, list[Outputs]], tmp_path: Path
-) -> None:
+def test_notebook_7_prints_as_nbconvert(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
     pytest.importorskip("notebook")
     for cell, here, there in zip(CELLS, saved[1], in_notebook_7(tmp_path), strict=True):
         assert lines(said(there)) == lines(said(here)), cell
 
 
-def test_a_server_without_a_browser_says_what_a_notebook_says(
+def test_server_without_a_browser_prints_as_a_notebook(
     saved: tuple[Path, list[Outputs]], tmp_path: Path
 ) -> None:
     needed()
@@ -244,7 +238,7 @@ def test_a_server_without_a_browser_says_what_a_notebook_says(
         assert lines(said(there)) == lines(said(here)), cell
 
 
-def test_papermill_says_what_a_notebook_says_and_logs_it_as_it_comes(
+def test_papermill_prints_as_a_notebook_and_logs_live(
     saved: tuple[Path, list[Outputs]], tmp_path: Path
 ) -> None:
     notebook, log = by_papermill(tmp_path)
@@ -272,7 +266,7 @@ class Tags(HTMLParser):
         assert not [name for name, _ in attrs if name.startswith("on")], "a script in an attribute"
 
 
-def test_what_is_saved_keeps_githubs_rules(saved: tuple[Path, list[Outputs]]) -> None:
+def test_saved_html_follows_githubs_rules(saved: tuple[Path, list[Outputs]]) -> None:
     notebook = nbformat.read(saved[0], as_version=4)
     nbformat.validate(notebook)
     widgets = notebook.metadata.get("widgets")

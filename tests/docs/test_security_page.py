@@ -111,8 +111,8 @@ def heard_by_another_user(manager: KernelManager, *, waits: bool) -> bool:
 
 
 @pytest.mark.needs("root")
-def test_the_line_of_the_page_keeps_other_users_from_a_kernels_output(short_path: Path) -> None:
-    """Jupyter's default lets everybody on the machine read."""
+def test_documented_setting_hides_output_from_other_users(short_path: Path) -> None:
+    """By default, Jupyter lets everybody on the machine read it."""
     (line,) = re.findall(r"^c\.KernelManager\..*$", PAGE.read_text(), re.MULTILINE)
     with kernel(short_path, line) as manager:
         assert not heard_by_another_user(manager, waits=False)

@@ -210,7 +210,7 @@ def reference() -> dict[str, Any]:
 
 
 @needs_torch
-def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(
+def test_group_is_ready_and_reference_trains_on_cpus(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @sky.compute

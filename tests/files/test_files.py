@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
-from skymagic.files.changes import Copied, files_error, summary
+from skymagic.files.changes import CopyResult, files_error, summary
 from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, unsafe
+from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, refuse_unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, SendFilesReply, Top, encode
 from tests.lab.ending import cmdline
@@ -141,7 +141,7 @@ def test_it_lands_where_cp_puts_it(
         ("*.txt", "named.txt", {}, {"named.txt": "file"}),
     ],
 )  # fmt: skip
-def test_what_cp_does_not_say(
+def test_cases_beyond_cp(
     one: Nodes, source: str, target: str, before: dict[str, str], after: dict[str, str]
 ) -> None:
     grow(one.roots[0], before)
@@ -198,15 +198,15 @@ def test_some_of_a_nodes_files_by_pattern(one: Nodes) -> None:
 # -- what travels ----------------------------------------------------------------------------------------------------
 
 
-def changed(copied: Sequence[Copied]) -> list[tuple[int, int, int]]:
+def changed(copied: Sequence[CopyResult]) -> list[tuple[int, int, int]]:
     return [(each.files, each.nbytes, each.unchanged) for each in copied]
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["put", "get"])
-def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
+def test_only_differences_are_sent(one: Nodes, back: bool) -> None:
     source, target = (one.roots[0], one.here) if back else (one.here, one.roots[0])
     grow(source, {"d/a": "1234", "d/b": "5678", "d/c": "90"})
-    go: Callable[[], tuple[Copied, ...]]
+    go: Callable[[], tuple[CopyResult, ...]]
     go = (
         (lambda: one.files.get("d/", one.here / "d"))
         if back
@@ -248,7 +248,7 @@ def test_modes_times_links_and_names(one: Nodes) -> None:
 
 @pytest.mark.parametrize("direction", ["put", "get", "sync"])
 def test_links_that_lead_out_stay_behind(one: Nodes, direction: str) -> None:
-    """A folder that somebody else made, with a link to a private file of the user's under an innocent name."""
+    """Another user's folder contains a link to a private file under an innocent name."""
     here, there = (one.here, one.roots[0]) if direction != "get" else (one.roots[0], one.here)
     grow(here, {"private/key": "secret", "d/a": "a", "d/inner/b": "b"})
     source = here / "d"
@@ -274,9 +274,7 @@ def test_links_that_lead_out_stay_behind(one: Nodes, direction: str) -> None:
     ]
 
 
-def test_links_that_lead_out_are_followed_and_named_if_asked_for(
-    golden: Golden, one: Nodes
-) -> None:
+def test_links_out_of_the_source_are_followed_on_request(golden: Golden, one: Nodes) -> None:
     grow(one.here, {"elsewhere/big/x": "x", "d/a": "a"})
     source = one.here / "d"
     (source / "out").symlink_to("../elsewhere/big")
@@ -330,7 +328,7 @@ def test_all_nodes_mistakes_at_once_and_nothing_copied(golden: Golden, two: Node
     assert tree(two.roots[0]) == {"x/": "", "x/d/": "", "x/d/a/": ""}
 
 
-def test_what_is_not_there(golden: Golden, two: Nodes) -> None:
+def test_missing_files_and_folders_are_refused(golden: Golden, two: Nodes) -> None:
     with golden.raises(FilesError):
         two.files.put(two.here / "no", "x")
     with golden.raises(FilesError):
@@ -374,7 +372,7 @@ def test_no_permission(golden: Golden, public: Path, tmp_path: Path) -> None:
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    """Found before anything travels; or while it does, and then all that is whole stays."""
+    """Detected before the transfer, or during it; then complete files stay."""
     root = tmp_path / "root"
     root.mkdir()
     mount = 'mount -t tmpfs -o size=1m,nr_inodes=6 none "$1" && exec "$0" -m skymagic.kernels.transfer_server "$1"'
@@ -401,8 +399,8 @@ def test_every_sentence_once(golden: Golden) -> None:
     assert str(many).splitlines()[-2:] == ["  a: 19", "  … and 10 more"]
 
 
-def test_what_is_told() -> None:
-    copied = [Copied(0, "gpu1", 2, 3_000_000, 4), Copied(1, "gpu2", 2, 3_000_000, 4)]
+def test_summary_of_a_copy() -> None:
+    copied = [CopyResult(0, "gpu1", 2, 3_000_000, 4), CopyResult(1, "gpu2", 2, 3_000_000, 4)]
     assert (
         summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
     )
@@ -410,7 +408,10 @@ def test_what_is_told() -> None:
         summary(copied[:1], 3, to_nodes=False)
         == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
     )
-    uneven = [Copied(0, "gpu1", 0, 0, 1), Copied(1, "gpu2", 1, 9, 0, 2, ("x stays behind",))]
+    uneven = [
+        CopyResult(0, "gpu1", 0, 0, 1),
+        CopyResult(1, "gpu2", 1, 9, 0, 2, ("x stays behind",)),
+    ]
     assert (
         summary(uneven, 0.1)
         == "1 file (9 bytes) to 2 nodes in 0.1 s; 1 file there already; 2 files removed\n  x stays behind"
@@ -428,7 +429,7 @@ def test_what_is_told() -> None:
 def test_an_interrupt_leaves_no_half_file_and_no_process(
     two: Nodes, hangs: str, back: bool
 ) -> None:
-    """A node that hangs for a moment gets to know of the interrupt when it goes on, and keeps nothing for a next time."""
+    """A node that hangs for a moment learns of the interrupt when it resumes, and keeps no part file."""
     for folder in two.roots if back else [two.here]:
         sparse(folder / "large", 3 << 30)
     hanging: list[psutil.Process] = []
@@ -569,7 +570,7 @@ def test_a_copy_has_no_mode_that_the_umask_forbids(one: Nodes, umask: int) -> No
 
 
 @pytest.mark.parametrize("sent", [1, 7, -1])
-def test_a_node_cannot_send_what_nobody_wants(golden: Golden, tmp_path: Path, sent: int) -> None:
+def test_node_cannot_send_unrequested_files(golden: Golden, tmp_path: Path, sent: int) -> None:
     entries = [Entry("out", "folder"), Entry("out/here", "file", 2, 5), Entry("out/new", "file", 4)]
     grow(tmp_path, {"out/here": "ok"})
     os.utime(tmp_path / "out/here", ns=(5, 5))
@@ -584,9 +585,9 @@ TARGETS = st.lists(st.sampled_from(["..", ".", "a", "b", "c", "d", ""]), max_siz
 
 
 @given(st.lists(st.tuples(NAMES, TARGETS), max_size=5))
-def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) -> None:
+def test_allowed_links_cannot_leave_the_folder(links: list[tuple[str, str]]) -> None:
     entries = [Entry(path, LINK, target=target) for path, target in dict(links).items()]
-    if unsafe(entries):
+    if refuse_unsafe(entries):
         return
     with tempfile.TemporaryDirectory(prefix="test-files-") as folder:
         base = Path(folder, "x/y/base").resolve()
@@ -601,7 +602,7 @@ def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) 
 # -- folders kept in step --------------------------------------------------------------------------------------------
 
 
-def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> None:
+def test_sync_copies_changes_and_removes_its_old_files(two: Nodes) -> None:
     grow(
         two.here,
         {
@@ -635,7 +636,7 @@ def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> Non
     assert [each.files for each in two.files.sync(two.here, "work/project")] == [0, 0]
 
 
-def test_sync_and_a_record_that_lies(one: Nodes) -> None:
+def test_sync_ignores_a_false_record(one: Nodes) -> None:
     grow(one.here, {"a": "a"})
     grow(one.roots[0], {"work/": "", "precious": "x"})
     state = (one.roots[0] / "precious").stat()

@@ -76,7 +76,7 @@ def test_a_folder_below_the_repository(tmp_path: Path, levels: dict[str, str], b
         assert by_us(tmp_path / below) == theirs
 
 
-def test_a_folder_that_is_left_out_and_asked_for(tmp_path: Path) -> None:
+def test_excluded_folder_can_be_requested(tmp_path: Path) -> None:
     grow(
         tmp_path,
         {".git/config": "", ".gitignore": "/runs/\n*.log\n", "runs/a.py": "", "runs/b/a.log": ""},
@@ -104,7 +104,7 @@ def test_any_patterns(tmp_path: Path, top: str, inner: str) -> None:
     assert by_us(tmp_path) == by_git(tmp_path)
 
 
-def test_what_never_goes_along(tmp_path: Path) -> None:
+def test_some_files_are_never_copied(tmp_path: Path) -> None:
     grow(
         tmp_path,
         {

@@ -46,7 +46,7 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], int]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_travels(nodes: Nodes, change: str) -> None:
+def test_changed_pieces_are_sent(nodes: Nodes, change: str) -> None:
     folder = nodes.here / "d"
     folder.mkdir()
     (folder / "a").write_bytes(data := os.urandom(30 * MB + 300))
@@ -72,7 +72,7 @@ def test_back_from_a_node(nodes: Nodes) -> None:
 
 
 def test_a_cut_connection(nodes: Nodes) -> None:
-    """What has come stays on each node, as long as it is: the next copy goes on behind the shortest, once for all of them."""
+    """Each node keeps the part that it received; the next copy continues after the shortest part, once for all."""
     folder = nodes.here / "d"
     folder.mkdir()
     (folder / "a").write_bytes(os.urandom(60 * MB))
@@ -140,8 +140,8 @@ def test_a_half_is_written_on_and_not_copied(source: Path, tmp_path: Path) -> No
     assert len(list(folder.iterdir())) == 1
 
 
-def test_what_another_one_writes_is_left_alone(source: Path, tmp_path: Path) -> None:
-    """Two nodes may have one folder."""
+def test_part_file_of_another_process_is_not_touched(source: Path, tmp_path: Path) -> None:
+    """Two nodes may share a folder."""
     folder, entry = target(tmp_path), entry_of(source)
     first, second = Receiver(str(folder), [entry]), Receiver(str(folder), [entry])
     received(first, source, entry, LARGE, cut=False)
@@ -151,7 +151,7 @@ def test_what_another_one_writes_is_left_alone(source: Path, tmp_path: Path) -> 
     assert [path.name for path in folder.iterdir()] == ["a"]
 
 
-def test_a_half_of_what_has_become_shorter(source: Path, tmp_path: Path) -> None:
+def test_part_of_a_file_that_became_shorter(source: Path, tmp_path: Path) -> None:
     folder = target(tmp_path)
     received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + 3 * PIECE)
     source.write_bytes(os.urandom(PIECE) + source.read_bytes()[PIECE:LARGE] + b"end")
@@ -162,13 +162,13 @@ def test_a_half_of_what_has_become_shorter(source: Path, tmp_path: Path) -> None
     assert len(list(folder.iterdir())) == 1
 
 
-def test_little_of_it_and_small_files_leave_nothing(source: Path, tmp_path: Path) -> None:
+def test_short_parts_and_small_files_are_not_kept(source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
     received(Receiver(str(folder), [entry]), source, entry, PIECE)
     assert list(folder.iterdir()) == []
 
 
-def test_a_half_of_what_has_become_small(source: Path, tmp_path: Path) -> None:
+def test_part_of_a_file_that_became_small(source: Path, tmp_path: Path) -> None:
     folder = target(tmp_path)
     received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + PIECE)
     source.write_bytes(b"small now")
@@ -177,7 +177,9 @@ def test_a_half_of_what_has_become_small(source: Path, tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 1
 
 
-def test_what_changes_there_meanwhile_is_said(golden: Golden, source: Path, tmp_path: Path) -> None:
+def test_change_at_the_target_during_a_copy_is_reported(
+    golden: Golden, source: Path, tmp_path: Path
+) -> None:
     folder = target(tmp_path)
     (folder / "a").write_bytes(source.read_bytes())
     source.write_bytes(source.read_bytes() + b"more")
@@ -210,7 +212,7 @@ def test_a_half_that_is_somebody_elses_file_is_not_written_over(
     assert (folder / "a").read_bytes() == source.read_bytes()
 
 
-def test_a_piece_that_nobody_has(golden: Golden, source: Path, tmp_path: Path) -> None:
+def test_missing_piece_is_sent(golden: Golden, source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
     receiver = Receiver(str(folder), [entry])
     receiver.begin([0])
@@ -231,7 +233,7 @@ def test_a_piece_that_nobody_has(golden: Golden, source: Path, tmp_path: Path) -
         max_size=4,
     )
 )
-def test_what_several_nodes_have(lists: list[list[bytes]]) -> None:
+def test_pieces_on_several_nodes_are_used(lists: list[list[bytes]]) -> None:
     texts = [b"".join(each).hex() for each in lists]
     found = numbered(common(texts))
     for digest, number in found.items():

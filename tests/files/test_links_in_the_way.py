@@ -31,7 +31,7 @@ def untouched(home: Path) -> bool:
 
 
 def test_three_copies_of_one_folder(golden: Golden, home: Path) -> None:
-    """Each is harmless by itself: the first one's link is the second one's folder, and moves what is in it up."""
+    """Each is harmless alone: the first copy's link is the second one's folder, and leads outside."""
     deep = [Entry(path, FOLDER) for path in ("out", "out/a", "out/a/b")]
     hostile(home, *deep, Entry("out/a/b/c", LINK, target="../..")).get("out", home / "work")
     second = hostile(
@@ -47,15 +47,15 @@ def test_three_copies_of_one_folder(golden: Golden, home: Path) -> None:
     assert (home / "work/out/l/keys").read_bytes() == EVIL
 
 
-def test_a_folder_that_was_asked_for_is_no_link(golden: Golden, home: Path) -> None:
-    """With `~` as the place, ~/out would be ~/.ssh the next time."""
+def test_requested_folder_must_not_be_a_link(golden: Golden, home: Path) -> None:
+    """With `~` as the target, ~/out would lead to ~/.ssh in the next copy."""
     with golden.raises(FilesError):
         hostile(home, Entry("out", LINK, target=".ssh")).get("out", home)
     assert not os.path.lexists(home / "out")
 
 
 def test_a_nodes_own_folder_is_no_link(golden: Golden, home: Path) -> None:
-    """What one node has sent before does not choose where another one's files go."""
+    """Files that one node sent earlier must not redirect another node's files."""
     (home / "work/node1").symlink_to("../.ssh")
     roots = [grow(home / f"root{number}", {"out/x": "x"}) for number in range(2)]
     files = Files([node(number, root) for number, root in enumerate(roots)], start)
@@ -65,8 +65,10 @@ def test_a_nodes_own_folder_is_no_link(golden: Golden, home: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["out/sub", "out"])
-def test_a_folder_that_is_swapped_while_files_come(golden: Golden, home: Path, where: str) -> None:
-    """Between the comparison and the file, by somebody who can write there."""
+def test_folder_swapped_during_a_transfer_is_refused(
+    golden: Golden, home: Path, where: str
+) -> None:
+    """Between the comparison and the transfer, by somebody with write access."""
     entries = [
         Entry("out", FOLDER),
         Entry("out/sub", FOLDER),
@@ -81,7 +83,7 @@ def test_a_folder_that_is_swapped_while_files_come(golden: Golden, home: Path, w
 
 
 def test_a_folder_that_the_user_names_may_be_a_link(one: Nodes) -> None:
-    """The place is the user's own word; what is below it is not."""
+    """The user chooses the target; nothing below it is trusted."""
     grow(one.here, {"d/a": "a"})
     grow(one.roots[0], {"scratch/": ""})
     (one.roots[0] / "data").symlink_to("scratch")
@@ -95,7 +97,7 @@ def test_a_folder_that_the_user_names_may_be_a_link(one: Nodes) -> None:
 
 
 def test_put_refuses_a_link_in_the_way(golden: Golden, one: Nodes) -> None:
-    """By its name, before anything is written; a file that is a link is replaced, and not what it leads to."""
+    """It is named before anything is written. A file that is a link is replaced, not followed."""
     grow(one.here, {"d/sub/x": "new", "d/sub/deep/y": "new", "d/a": "new"})
     grow(one.roots[0], {"d/": "", "dear/x": "mine", "dear/a": "mine"})
     (one.roots[0] / "d/sub").symlink_to("../dear")
@@ -122,7 +124,7 @@ def test_sync_removes_nothing_behind_a_link(one: Nodes) -> None:
 
 
 def test_times_and_modes_are_given_to_no_link(golden: Golden, one: Nodes) -> None:
-    """A file that was found equal, and is a link by the time that it is touched."""
+    """A file that was equal in the comparison becomes a link before its times are set."""
     grow(one.here, {"d/a": "same"})
     grow(one.roots[0], {"d/a": "same", "dear": "mine"})
     (one.roots[0] / "dear").chmod(0o600)
@@ -147,7 +149,7 @@ def test_times_and_modes_are_given_to_no_link(golden: Golden, one: Nodes) -> Non
 
 
 def test_a_file_that_begins_before_another_has_ended(home: Path) -> None:
-    """No half file stays, and no descriptor."""
+    """Leaves no partial file and no descriptor."""
     entries = [Entry("out", FOLDER), *(Entry(f"out/{number}", FILE, 9) for number in range(3))]
     swap = f"os.write(1, {b''.join(encode(FileStart(number, 0, 1, False, 1), b'x') for number in (1, 2))!r})"
     hostile(home, *entries, swap=swap).get("out", home / "work")

@@ -143,7 +143,7 @@ def test_equal_batches(nodes: Nodes) -> None:
 
 
 def test_nodes_that_lack_other_files(nodes: Nodes) -> None:
-    """Those that lack the same get it together."""
+    """Nodes that lack the same files get them together."""
     fill(nodes.here / "d", [6 * MB, 5 * MB])
     (nodes.roots[1] / "there/d").mkdir(parents=True)
     (nodes.roots[1] / "there/d/0").write_bytes((nodes.here / "d/0").read_bytes())
@@ -151,7 +151,7 @@ def test_nodes_that_lack_other_files(nodes: Nodes) -> None:
     assert nodes.everywhere("d")
 
 
-def test_little_goes_without_a_detour(nodes: Nodes) -> None:
+def test_small_files_are_sent_directly(nodes: Nodes) -> None:
     fill(nodes.here / "d", [1000] * 20)
     before = sum(nodes.cluster.sent())
     nodes.put("d")
@@ -173,7 +173,7 @@ def test_an_interrupt(nodes: Nodes) -> None:
     assert nodes.everywhere("d")
 
 
-def test_a_node_that_dies_meanwhile(nodes: Nodes) -> None:
+def test_node_dies_during_a_multicast(nodes: Nodes) -> None:
     fill(nodes.here / "d", [30 * MB, 10 * MB])
     killed: list[int] = []
 
@@ -190,7 +190,7 @@ def test_a_node_that_dies_meanwhile(nodes: Nodes) -> None:
     assert nodes.everywhere("d")
 
 
-def test_a_value_server_that_dies_meanwhile(nodes: Nodes) -> None:
+def test_value_server_dies_during_a_multicast(nodes: Nodes) -> None:
     fill(nodes.here / "d", [40 * MB])
     killed: list[int] = []
 

@@ -91,7 +91,7 @@ def test_a_file_that_an_editor_saves_after_the_listing(home: Path) -> None:
 
 
 def test_a_link_during_the_listing(home: Path) -> None:
-    """Between the look at a folder and its opening."""
+    """A folder becomes a link after it was checked and before it is opened."""
 
     looks = 0
 
@@ -109,7 +109,7 @@ def test_a_link_during_the_listing(home: Path) -> None:
 
 
 def test_a_link_above_during_the_listing(home: Path) -> None:
-    """The folder that is opened next is reached by the one that was opened before it, and not by its path."""
+    """Each folder is opened relative to its parent's descriptor, not by its path."""
     grow(home, {"private/deep/sub/other": PRIVATE, "out/deep/sub/id": "harmless"})
     looks = 0
 

@@ -106,7 +106,7 @@ def test_display_is_updated_and_cleared(notebook: Notebook) -> None:
     assert [data["text/plain"] for data in shown.rich] == ["'second'"]
 
 
-def test_what_cannot_show_itself_says_so_and_fails_nothing(notebook: Notebook) -> None:
+def test_failing_repr_is_reported_and_fails_nothing(notebook: Notebook) -> None:
     shown = notebook.run(
         "%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5"
     )

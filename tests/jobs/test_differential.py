@@ -70,6 +70,6 @@ def test_the_tables_name_cases() -> None:
     assert [start for start in KNOWN if sum(case.startswith(start) for case in CASES) != 1] == []
 
 
-def test_known_differences_are_told_on_the_page() -> None:
+def test_known_differences_are_documented() -> None:
     page = " ".join((ROOT / "docs" / "explanation" / "variables.md").read_text().split())
     assert [words for words in KNOWN.values() if words not in page] == []

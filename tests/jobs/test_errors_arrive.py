@@ -83,7 +83,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_an_exception_is_what_it_would_be_here(notebook: Notebook, kind: str) -> None:
+def test_exception_is_the_same_as_in_a_plain_cell(notebook: Notebook, kind: str) -> None:
     body, fields = WHOLE[kind]
     notebook.run(CLASSES)
     here, there = both(
@@ -111,7 +111,7 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("name", LEAVING)
-def test_what_would_end_more_than_the_cell_keeps_its_name(notebook: Notebook, name: str) -> None:
+def test_exit_exceptions_keep_their_name(notebook: Notebook, name: str) -> None:
     body, field, value = LEAVING[name]
     error = notebook.fail(f"%%sky_broadcast\nimport sys\n{body}")
     assert error.ename == name
@@ -134,7 +134,7 @@ def test_notes_are_shown_once(notebook: Notebook) -> None:
     assert error.text.splitlines().count("there") == error.text.splitlines().count("here") == 1
 
 
-def test_what_it_follows_from_comes_along(notebook: Notebook) -> None:
+def test_exception_arrives_with_its_cause(notebook: Notebook) -> None:
     body = (
         "try:\n    try:\n        {}['a']\n    except KeyError as inner:\n        inner.add_note('n')\n"
         "        raise ValueError('b') from inner\nexcept ValueError:\n    raise OSError(2, 'c', 'file')"
@@ -164,7 +164,7 @@ def test_a_part_that_cannot_travel_is_left_out(notebook: Notebook) -> None:
     assert notebook.value("seen") == (5, 5, False, 6)
 
 
-def test_the_object_without_an_attribute_stays_there(notebook: Notebook) -> None:
+def test_object_of_an_attribute_error_is_not_sent(notebook: Notebook) -> None:
     error = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Lock().missing")
     assert error.ename == "AttributeError"
     notebook.run("e = sys.last_value")

@@ -15,7 +15,7 @@ notebook = borrowed("--ranks 2")
 
 
 def test_a_name_in_a_string(notebook: Notebook) -> None:
-    """One name for each way to read it: none of them brings another's. All ways that are seen stand in data/test_capture."""
+    """A separate name for each way to read one, so that no way makes another one pass. tests/data/test_capture.py has all ways."""
     notebook.run("one, two, three = 1, 2, 3")
     cell = "vars()['one'], get_ipython().user_ns['two'], globals()['three'] if 'three' in globals() else 'absent'"
     assert seen(notebook, cell) == [(1, 2, 3)] * 2
@@ -41,7 +41,7 @@ def test_globals_alone_bring_nothing(notebook: Notebook) -> None:
 # ---------------------------------------------------------------------------------- names that IPython binds
 
 
-def test_what_plain_cells_have_shown(golden: Golden, notebook: Notebook) -> None:
+def test_underscores_are_outputs_of_plain_cells(golden: Golden, notebook: Notebook) -> None:
     notebook.run("import sys")
     notebook.run("'shown'")
     assert seen(notebook, "_ + '!'") == ["shown!"] * 2
@@ -67,7 +67,7 @@ def test_an_underscore_of_the_ranks_stays_theirs(notebook: Notebook) -> None:
     assert seen(notebook, "_") == [2, 2]
 
 
-def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(
+def test_underscore_is_the_last_output_known_to_ranks(
     notebook: Notebook,
 ) -> None:
     notebook.run("'shown'")
@@ -82,7 +82,7 @@ def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(
 
 
 def test_a_rank_lets_go_of_the_results_of_its_cells(notebook: Notebook) -> None:
-    """Only the last three, as `_`, `__` and `___`: GPU memory would be held else."""
+    """Only the last three stay, as `_`, `__` and `___`; otherwise GPU memory would be held."""
     notebook.run(
         "%%sky_broadcast\nimport weakref\nclass Result: pass\nlast = Result(); kept = weakref.ref(last)"
     )
@@ -94,7 +94,7 @@ def test_a_rank_lets_go_of_the_results_of_its_cells(notebook: Notebook) -> None:
     assert seen(notebook, "kept(), len(Out)") == [(None, 0)] * 2
 
 
-def test_an_underscore_that_the_notebook_has_assigned_stays_what_it_is(notebook: Notebook) -> None:
+def test_underscore_assigned_by_the_notebook_is_kept(notebook: Notebook) -> None:
     notebook.run("_ = str.upper")
     assert seen(notebook, "_('a')") == ["A"] * 2
     assert seen(notebook, "_('b')") == ["B"] * 2
@@ -171,7 +171,7 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
     notebook.run(f"%%sky_broadcast --push hidden\n{cell}\ndel hidden")
 
 
-def test_no_push_says_it_too(notebook: Notebook) -> None:
+def test_no_push_is_mentioned(notebook: Notebook) -> None:
     notebook.run("held_back = 1")
     assert "--push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
 
@@ -186,7 +186,7 @@ NO_HINT = {
 
 
 @pytest.mark.parametrize("cell", NO_HINT.values(), ids=NO_HINT)
-def test_no_hint_where_the_notebooks_name_is_not_meant(notebook: Notebook, cell: str) -> None:
+def test_no_hint_if_another_name_is_missing(notebook: Notebook, cell: str) -> None:
     (notebook.folder / "their_names.py").write_text("hidden\n")
     notebook.run("hidden = 'here'")
     assert "--push" not in notebook.fail(f"%%sky_broadcast\n{cell}").text
@@ -219,7 +219,7 @@ def test_a_helper_that_is_saved_with_a_mistake(golden: Golden, notebook: Noteboo
 
 
 def test_future_annotations_of_the_notebook_follow(notebook: Notebook) -> None:
-    """Last of all: the flag stays, here as in every notebook."""
+    """Must be the last test: the flag stays set, as in every notebook."""
     notebook.run("from __future__ import annotations")
     notebook.run("import typing\nclass Config: pass\nclass Job:\n    config: Config")
     assert (

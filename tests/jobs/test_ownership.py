@@ -21,8 +21,8 @@ def test_a_store_on_one_rank_alone(notebook: Notebook) -> None:
     assert seen(notebook, "data") == [["own"], ["second"]]
 
 
-def test_an_equal_constant_is_bound_all_the_same(notebook: Notebook) -> None:
-    """1 is one object: what a cell surely binds is its own also where the object is the same."""
+def test_equal_constant_is_still_bound(notebook: Notebook) -> None:
+    """The object 1 exists once: a name that the cell certainly binds is the rank's, even if the object is the same."""
     notebook.run("n = 1")
     assert seen(notebook, "n") == [1, 1]
     notebook.run("n = 2")
@@ -42,10 +42,10 @@ def test_a_pulled_value_that_changes_here_stays_here(golden: Golden, notebook: N
     assert "model: " not in notebook.run("%%sky_broadcast\nmodel['weights']").text
 
 
-def test_a_number_that_is_typed_goes_and_one_of_the_list_that_came_does_not(
+def test_typed_number_is_sent_but_not_one_from_a_pulled_list(
     notebook: Notebook,
 ) -> None:
-    """3 is one object: the list that came holds what is typed."""
+    """The object 3 exists once, and the pulled list contains the number that is typed."""
     for here, there in (("n = n[0]", 50), ("n = 3", 3)):
         notebook.run("%%sky_broadcast -g n\nn = 3")
         notebook.run("%%sky_broadcast\nn = 50")
@@ -89,14 +89,14 @@ def test_push_sends_a_pulled_value(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------- names that are deleted here
 
 
-def test_a_builtin_that_was_shadowed_is_there_again(notebook: Notebook) -> None:
+def test_unshadowed_builtin_is_restored(notebook: Notebook) -> None:
     notebook.run("list = 5")
     assert seen(notebook, "list") == [5, 5]
     notebook.run("del list")
     assert seen(notebook, "list((1, 2))") == [[1, 2]] * 2
 
 
-def test_a_deleted_name_stays_there_and_is_told_once(golden: Golden, notebook: Notebook) -> None:
+def test_deleted_name_stays_on_ranks_with_one_note(golden: Golden, notebook: Notebook) -> None:
     notebook.run("x = [1]")
     assert seen(notebook, "x") == [[1]] * 2
     notebook.run("del x")

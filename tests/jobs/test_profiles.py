@@ -27,7 +27,7 @@ def test_the_table_of_operations() -> None:
     ]
 
 
-def test_who_waited_for_whom(golden: Golden) -> None:
+def test_profile_shows_which_rank_waited(golden: Golden) -> None:
     assert waiting_rank_lines({0: (3.0, 10.0)}) == [], "one rank alone is compared with nobody"
     golden(waiting_rank_lines({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}))
     assert waiting_rank_lines({0: (0.05, 0.1), 1: (0.0, 0.1)}) == [], (
@@ -60,7 +60,7 @@ def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(
     assert shown.stderr == "", "the profiler says nothing of its own"
 
 
-def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> None:
+def test_profile_is_of_the_head_with_longest_operations(notebook: Notebook) -> None:
     shown = notebook.run(
         "%%sky_broadcast --profile\nimport torch\na = torch.ones(300, 300)\nfor _ in range(20):\n    a = a @ a / 300"
     )

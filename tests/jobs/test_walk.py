@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.jobs.both_ways import ROOT
 
 
-def test_ranks_hold_what_the_rule_says(tmp_path: Path) -> None:
+def test_ranks_hold_the_predicted_values(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.jobs.live", str(tmp_path), "1", "400"],
         cwd=ROOT, text=True, capture_output=True, check=False, timeout=280,  # a busy machine is no defect

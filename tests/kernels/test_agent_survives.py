@@ -65,7 +65,7 @@ def test_a_request_that_cannot_be_carried_out(notebook: Notebook) -> None:
     works_with_variables_of(notebook, [0, 1])
 
 
-def test_a_log_that_cannot_be_written_is_told_once(golden: Golden, tmp_path: Path) -> None:
+def test_unwritable_log_is_reported_once(golden: Golden, tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "log").symlink_to("/dev/full")
     reader, writer = os.pipe()

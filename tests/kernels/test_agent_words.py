@@ -118,7 +118,7 @@ AGENT_SPEC = wire.encode(wire.AgentSpec("main", "main-1", 1, False))
         "daemon",
     ],
 )
-def test_a_signal_that_comes_just_before_a_wait(
+def test_signal_just_before_a_wait_is_handled(
     process: str, sent: bytes, lines: int, status: int
 ) -> None:
     with tempfile.TemporaryDirectory(
@@ -142,7 +142,7 @@ def test_a_signal_that_comes_just_before_a_wait(
 FORKSERVER = "import socket, sys; from skymagic.kernels.agent import forkserver; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), ())"
 
 
-def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: Path) -> None:
+def test_forkserver_notices_an_exit_just_before_it_waits(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
     command = [sys.executable, "-c", SLEEPS_THROUGH + FORKSERVER, str(theirs.fileno())]
@@ -164,7 +164,7 @@ RANKS = 40
 
 
 def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
-    """An agent asks for all its ranks before it reads what became of them: with 280, the buffers of both directions were full."""
+    """An agent requests all ranks before it reads reports. With 280 ranks the buffers of both directions were full."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system's least: a few messages
@@ -212,10 +212,10 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]);"""
 
 
-def test_an_idle_rank_hears_a_signal_that_comes_just_before_it_waits(
+def test_idle_rank_handles_a_signal_just_before_it_waits(
     notebook: Notebook, tmp_path: Path
 ) -> None:
-    """For the handlers of a cell, as those of `sky.on_interruption`."""
+    """For signal handlers that cells set, such as those of `sky.on_interruption`."""
     notebook.run(IDLE.format(path=tmp_path / "heard"))
     (pid,) = notebook.value("pids")
     while not waits(pid):

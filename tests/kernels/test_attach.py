@@ -45,7 +45,7 @@ def test_a_folder_is_ours_alone(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("trick", ["link", "open", "file", "foreign"])
-def test_what_somebody_else_put_there_is_passed_over(name, tmp_path, trick) -> None:
+def test_files_of_other_users_are_ignored(name, tmp_path, trick) -> None:
     bait = tmp_path / "first" / name
     if trick == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -66,7 +66,7 @@ def test_what_somebody_else_put_there_is_passed_over(name, tmp_path, trick) -> N
     assert found.path == str(tmp_path / "second" / name)
 
 
-def test_all_reasons_are_told(golden: Golden, name, tmp_path) -> None:
+def test_all_reasons_are_reported(golden: Golden, name, tmp_path) -> None:
     (tmp_path / "first" / name).write_text("")
     (tmp_path / "second" / name).mkdir()
     (tmp_path / "second" / name).chmod(0o755)
@@ -89,7 +89,7 @@ def test_names(golden: Golden, bad) -> None:
         rundir.make(bad)
 
 
-def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
+def test_unserved_socket_is_no_daemon(name) -> None:
     place = rundir.make(name)
     place.listen().close()
     assert place.connect() is None
@@ -104,7 +104,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_what_killed_daemons_left_is_swept_up(short_path, monkeypatch) -> None:
+def test_leftovers_of_killed_daemons_are_removed(short_path, monkeypatch) -> None:
     monkeypatch.setattr(
         rundir, "candidates", lambda name: [str(short_path / f"skymagic-daemon-0-{name}")]
     )
@@ -123,7 +123,7 @@ def test_what_killed_daemons_left_is_swept_up(short_path, monkeypatch) -> None:
 
 
 def test_nothing_of_the_login_is_held() -> None:
-    """sshd ends a session when nobody has its pipes any more; the daemon must have none."""
+    """sshd ends a session when its pipes are closed, so the daemon must not hold any."""
     daemon = f"test-{uuid.uuid4().hex[:12]}"
     agent = "import sys; sys.stdin.read()"
     command = [

@@ -48,7 +48,7 @@ def texts(kept: list[OutputDisplay]) -> list[tuple[str, str]]:
     return [(display.kind, display.content["data"]["text/plain"]) for display in kept]
 
 
-def test_a_display_is_kept_as_it_is_now() -> None:
+def test_display_is_kept_in_its_latest_state() -> None:
     kept = DisplayBuffer()
     kept.add(display("a1", "a", "update_display_data"))
     kept.add(display("b1", "b"))
@@ -73,7 +73,7 @@ def test_the_newest_are_kept() -> None:
     assert len(kept.take()) == 1
 
 
-def test_what_is_cleared_is_not_kept() -> None:
+def test_cleared_output_is_not_kept() -> None:
     kept, clearing = DisplayBuffer(), OutputDisplay(0, "clear_output", {"wait": True})
     for number in range(100):
         kept.add(clearing)
@@ -105,8 +105,8 @@ def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shown", [0, 1, 2])
-def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
-    """A notebook that has seen it may have been killed before it had the values: the next one asks for them upon it."""
+def test_end_is_sent_to_followers(tmp_path: Path, shown: int) -> None:
+    """A notebook may have been killed between the end of a run and its values, which the next notebook then requests."""
     told: list[Output] = []
     reader, writer = os.pipe()
     output = output_filter(0, tmp_path / "log", {"stdout": reader}, told.append)
@@ -123,8 +123,8 @@ def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
     output.close()
 
 
-def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
-    """Plots of 0.5 MB, and a flood of text; the figures of eight hours and 200 MB are in benchmarks/away.py."""
+def test_unread_output_is_bounded(tmp_path: Path) -> None:
+    """Plots of 0.5 MB and a flood of text; benchmarks/away.py has figures for eight hours and 200 MB."""
     sent: list[Output] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -167,7 +167,7 @@ def numbers(outputs: list[Output]) -> list[int]:
     return [int(output.text) for output in outputs if isinstance(output, OutputText)]
 
 
-def test_of_a_flood_there_is_the_beginning_the_end_and_the_size_of_the_rest() -> None:
+def test_flood_keeps_its_beginning_its_end_and_the_gaps_size() -> None:
     contents = list(flooded().unacknowledged(0))
     (gap,) = [output for output in contents if isinstance(output, OutputSuppressed)]
     first, last = FIRST_BYTES // SIZE, LAST_BYTES // SIZE
@@ -177,7 +177,7 @@ def test_of_a_flood_there_is_the_beginning_the_end_and_the_size_of_the_rest() ->
     assert [output.seq for output in contents] == sorted(output.seq for output in contents)
 
 
-def test_what_was_shown_does_not_come_again() -> None:
+def test_shown_output_is_not_repeated() -> None:
     kept, first, last = flooded(), FIRST_BYTES // SIZE, LAST_BYTES // SIZE
     shown = first + 100  # some of what is not kept any more
     kept.acknowledge(shown)
@@ -264,7 +264,7 @@ class Told:
         self.signals.append((rank, signum))
 
 
-def test_a_run_that_is_told_to_stop_and_does_not_is_killed(golden: Golden) -> None:
+def test_run_that_ignores_a_stop_is_killed(golden: Golden) -> None:
     lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 86400.0), Told()
     runs = UnattendedRuns(lifetime, 86400.0, ranks.note, ranks.signal)
     for rank in (2, 3, 4):
@@ -289,7 +289,7 @@ def test_a_run_that_is_told_to_stop_and_does_not_is_killed(golden: Golden) -> No
     assert lifetime.due == 86531.0 + 1800.0  # from then on it is the pool's own limit
 
 
-def test_a_notebook_that_comes_back_in_time_keeps_its_run() -> None:
+def test_returning_notebook_keeps_its_run() -> None:
     lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 60.0), Told()
     runs = UnattendedRuns(lifetime, 60.0, ranks.note, ranks.signal)
     lifetime.begin(0)

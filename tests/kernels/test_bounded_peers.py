@@ -25,8 +25,8 @@ from tests.lab.golden import Golden
 DEADLINE = 10.0
 
 
-def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
-    """In another network the same private address is somebody else's."""
+def test_endless_data_from_a_stranger_is_cut_off() -> None:
+    """In another network, a private address belongs to another machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def talk() -> None:
@@ -46,7 +46,7 @@ def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
 
 
 def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
-    """The connection is closed when the frame says its length; there is no need to make room for it."""
+    """The connection is closed as soon as the frame states its length; no memory is allocated."""
     server = PeerServer("127.0.0.1", tls.certificate(), lambda name, offset, limit: (b"", ""))
     client_hello = b"\x01" + ((1 << 24) - 1).to_bytes(3, "big")
     with socket.create_connection(("127.0.0.1", server.port), DEADLINE) as stranger:
@@ -60,7 +60,7 @@ def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
 
 
 def test_a_value_whose_name_leads_elsewhere(golden: Golden) -> None:
-    """A node of the pool that was taken over gets files of the store alone, and no piece is longer than agreed."""
+    """A compromised node of the pool gets files of the store only, and no piece is longer than agreed."""
     for line in (
         b'["FollowValue",{"name":"../precious","offset":0}]\n',
         b'["ValuePiece",{"nbytes":1073741824}]\n',
@@ -140,7 +140,7 @@ def answering_with(answer: Callable[[bytes], bytes]) -> Iterator[int]:
 
 
 def test_a_probe_is_answered_without_the_secret(candidates: Candidates) -> None:
-    """Whoever connects, or listens on the way, sees a proof for that one nonce."""
+    """An eavesdropper sees a proof that is valid for one nonce only."""
     assert answering_addresses(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
     assert answering_addresses(candidates.ports, "another pool's") == {}
     [port] = candidates.ports.values()
@@ -150,21 +150,21 @@ def test_a_probe_is_answered_without_the_secret(candidates: Candidates) -> None:
     assert candidates.secret.encode() not in first + second
 
 
-def test_a_stranger_who_replays_an_answer(candidates: Candidates) -> None:
+def test_replayed_answer_is_refused(candidates: Candidates) -> None:
     [port] = candidates.ports.values()
     heard = exchange(port, b"n" * 32)
     with answering_with(lambda nonce: heard) as strange:
         assert answering_addresses({"127.0.0.1": strange}, candidates.secret) == {}
 
 
-def test_a_stranger_who_asks_the_node_for_the_answer(candidates: Candidates) -> None:
-    """The answer names the address that was asked."""
+def test_answer_obtained_from_the_node_is_refused(candidates: Candidates) -> None:
+    """The answer includes the address that was probed."""
     [port] = candidates.ports.values()
     with answering_with(lambda nonce: exchange(port, nonce)) as strange:
         assert answering_addresses({"127.0.0.1": strange}, candidates.secret) == {}
 
 
-def test_strangers_who_only_connect(candidates: Candidates) -> None:
+def test_silent_strangers_are_disconnected(candidates: Candidates) -> None:
     [port] = candidates.ports.values()
     with contextlib.ExitStack() as stack:
         strangers = [

@@ -44,7 +44,7 @@ def occupy(folder: Path, how: str, elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["nothing", "link", "dangling link", "file", "another user's folder"]
 )
-def test_the_folder_is_ones_own(
+def test_folder_is_private(
     folder: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     occupy(folder, how, tmp_path)
@@ -74,7 +74,7 @@ def test_the_folder_is_ones_own(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_folder_of_ones_own_is_not_doubled(folder: Path) -> None:
+def test_existing_private_folder_is_reused(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     assert subprocess.run(["/bin/sh", "-c", holder_script(str(folder))]).returncode == 1
     assert list(folder.parent.glob(f"{folder.name}*")) == [folder]

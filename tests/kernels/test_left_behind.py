@@ -50,7 +50,7 @@ def all_end(processes: list[psutil.Process]) -> None:
                 os.close(descriptor)
 
 
-def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None:
+def test_ended_agent_leaves_nothing(notebook: Notebook) -> None:
     agent, others = family(notebook)
     places = folders(agent)
     assert {place.parent for place in places} == {Path("/dev/shm"), Path(tempfile.gettempdir())}
@@ -60,7 +60,7 @@ def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None
 
 
 def test_files_are_kept_young_and_folders_made_again() -> None:
-    """While cleaners of temporary folders are about."""
+    """Protects them from programs that clean temporary folders."""
     made = Directories("young-1")
     try:
         log = made.work / "ipython" / "rank-0.log"
@@ -101,7 +101,7 @@ def test_folders_are_not_swept_while_they_are_made() -> None:
         sweeper.join()
 
 
-def test_a_rank_whose_interpreter_is_held_ends_with_its_agent_whose_folders_are_swept(
+def test_rank_stuck_in_native_code_ends_with_its_agent(
     notebook: Notebook,
 ) -> None:
     agent, others = family(notebook)

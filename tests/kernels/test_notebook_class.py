@@ -32,7 +32,7 @@ def test_tqdm_auto_writes_a_bar_of_text(notebook: Notebook) -> None:
 
 
 @pytest.mark.skipif(find_spec("rich") is None, reason="rich is not installed: pip install rich")
-def test_rich_keeps_what_the_cell_has_shown(notebook: Notebook) -> None:
+def test_rich_keeps_earlier_output(notebook: Notebook) -> None:
     shown = notebook.run(
         "%%sky_broadcast\nprint('before')\nfrom rich.progress import track\nfrom rich import print as show\n"
         "for _ in track(range(3), 'steps'):\n    pass\nshow('[b]after[/b]')"

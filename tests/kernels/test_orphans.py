@@ -69,7 +69,7 @@ def started(notebook: Notebook, what: str) -> list[list[psutil.Process]]:
 ALL = "[detached(), detached(env={}), detached(env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), daemon()]"
 
 
-def test_a_rank_that_dies_takes_what_it_has_started(pool: Notebook) -> None:
+def test_children_of_a_dead_rank_are_killed(pool: Notebook) -> None:
     mine, others = started(
         pool,
         "[detached(), detached(env={}), daemon(), os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')]",
@@ -88,7 +88,7 @@ def test_a_process_whose_environment_cannot_be_read_yet(pool: Notebook) -> None:
     all_end(mine)
 
 
-def test_what_ends_by_itself_is_waited_for(pool: Notebook) -> None:
+def test_processes_that_end_by_themselves_are_awaited(pool: Notebook) -> None:
     (mine, *_), _ = started(pool, "[daemon()]")
     forkserver = mine.parent()
     assert forkserver == psutil.Process(pool.value("pids[0]")).parent(), "adopted"
@@ -100,8 +100,8 @@ def test_what_ends_by_itself_is_waited_for(pool: Notebook) -> None:
     assert mine.pid not in [child.pid for child in forkserver.children()]
 
 
-def test_a_rank_that_hears_of_its_agents_end_by_a_send() -> None:
-    """Then no error of the cell that was going on comes of it: the rank ends as it does by the end of the socket."""
+def test_rank_notices_its_agents_end_while_sending() -> None:
+    """The cell gets no error from this: the rank ends as it does when the socket ends."""
     code = """
 import socket
 from skymagic.kernels.rank.context import AgentControl
@@ -115,7 +115,7 @@ control.send(RankReady(0))
 
 
 def test_a_signal_handler_sends_while_its_own_thread_is_sending() -> None:
-    """As the hook of a second node's notice does, while the first hook's end is being told: no line is torn, and the rank goes on."""
+    """As when a second notice calls the hook while the end of the first call is being sent: no line is torn."""
     code = """
 import signal, socket, threading
 from skymagic.kernels.rank.context import AgentControl
@@ -159,7 +159,7 @@ def shared(notebook: Notebook) -> list[Path]:
     return paths
 
 
-def test_a_restart_and_the_end_of_a_pool_end_all_but_what_asks_to_be_kept(pool: Notebook) -> None:
+def test_restart_and_pool_end_spare_only_marked_processes(pool: Notebook) -> None:
     started_first, before = started(pool, f"[*{ALL}, forked()]"), shared(pool)
     pool.run("%sky_restart")
     all_end([*started_first[0], *started_first[1]])
@@ -186,9 +186,7 @@ BUSY = "%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime
 
 
 @pytest.mark.parametrize("whom", ["agent", "forkserver"])
-def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(
-    pool: Notebook, whom: str
-) -> None:
+def test_killed_internal_process_is_reported_and_cleaned_up(pool: Notebook, whom: str) -> None:
     (first, *_), (second, *_) = started(pool, "[daemon()]")
     agent, others = family(pool)
     places = folders(agent)

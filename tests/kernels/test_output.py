@@ -86,7 +86,7 @@ def test_lines_of_ranks_do_not_mix(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ unchanged
 
 
-def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(
+def test_bars_show_their_last_state_and_keep_colours(
     notebook: Notebook,
 ) -> None:
     shown = notebook.run(r"""%%sky_broadcast
@@ -128,7 +128,7 @@ def test_characters_that_are_cut_or_invalid(notebook: Notebook, body: str, shown
 # ------------------------------------------------------------------------------------------ floods
 
 
-def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
+def test_flood_is_cut_on_screen_and_complete_in_the_log(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.screen_limit = 20_000")
     shown = notebook.run(
         "%%sky_broadcast\nfor i in range(100_000):\n    print('paced', i)\nprint('the end')"
@@ -153,7 +153,7 @@ def test_a_megabyte_without_newline(notebook: Notebook) -> None:
     assert "w" * 1_000_000 in "\n".join(log(notebook, 1))
 
 
-def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebook) -> None:
+def test_flooding_thread_after_its_cell_disturbs_nothing(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\nstop = threading.Event()\ndef flood():\n    while not stop.is_set():\n        os.write(1, b'late\\n')\n"
         "thread = threading.Thread(target=flood, daemon=True); thread.start()"
@@ -166,7 +166,7 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 
 
 def test_dots_on_stderr_appear_while_the_cell_runs(notebook: Notebook) -> None:
-    """On stdout, of several ranks: `tests/run/test_shown.py`."""
+    """`tests/run/test_shown.py` tests stdout and several ranks."""
     fifo = gate(notebook.folder)
     shown = notebook.start(
         f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.stderr)\nopen({str(fifo)!r}).read();"
@@ -202,7 +202,7 @@ def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
     notebook.finish(shown)
 
 
-def test_what_a_thread_prints_later_stays_out_of_other_cells_and_is_logged(
+def test_late_thread_output_is_logged_not_shown_in_later_cells(
     notebook: Notebook,
 ) -> None:
     fifo = gate(notebook.folder)
@@ -251,7 +251,7 @@ len(heard)"""
 
 
 def test_a_signal_handler_prints_while_its_thread_prints(notebook: Notebook) -> None:
-    """A hook amid a progress bar: what makes the signal runs while the other thread is within its write."""
+    """Like a hook during a progress bar: the signal arrives while the other thread is in its write."""
     shown = notebook.run(HANDLER)
     # amid a line of the loop whose end is not written yet, too
     assert [shown.stderr.count("from the handler")] == notebook.value("heard")
@@ -273,7 +273,7 @@ def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
 
 
 def test_last_words_of_a_rank_that_exits(notebook: Notebook) -> None:
-    """What follows finds both ranks new: loggers that cells above have set up are gone."""
+    """Later tests get new ranks, without the loggers that earlier cells configured."""
     shown = notebook.finish(
         notebook.start("%%sky_broadcast\nprint('before')\nif rank == 0:\n    os._exit(3)")
     )
@@ -391,7 +391,7 @@ print('over')""")
     assert "3/3" in cell.said
 
 
-def test_standard_error_goes_where_descriptor_2_leads(notebook: Notebook, tmp_path: Path) -> None:
+def test_stderr_follows_descriptor_2(notebook: Notebook, tmp_path: Path) -> None:
     cell = f"""%%sky_broadcast
 import os, subprocess, sys
 kept, file = os.dup(2), os.open({str(tmp_path / "errors")!r}, os.O_CREAT | os.O_WRONLY)

@@ -57,7 +57,7 @@ def asked(port: int, pem: str) -> bytes:
         return secure.recv(4096)
 
 
-def test_strangers_take_neither_all_descriptors_nor_its_accept(served: tuple[int, str]) -> None:
+def test_strangers_cannot_exhaust_descriptors(served: tuple[int, str]) -> None:
     port, pem = served
     strangers = []
     try:

@@ -15,7 +15,7 @@ import pytest
 from skymagic.cluster.telemetry import rate
 from skymagic.display.panel import RankUse, usage_text
 from skymagic.kernels.agent import resources
-from skymagic.kernels.agent.resources import Gpus, Measurements, of_devices, process_use
+from skymagic.kernels.agent.resources import Gpus, Measurements, combined_gpu_use, process_use
 from skymagic.wire import agent as wire
 from tests.lab.waiting import until
 
@@ -94,14 +94,14 @@ def test_a_process_uses_processor_time_and_memory() -> None:
     assert process_use(2**22 + 1) is None, "no process has this number"
 
 
-def test_gpus_are_asked_where_there_is_a_driver_to_ask(gpus: Gpus) -> None:
+def test_gpus_are_measured_if_there_is_a_driver(gpus: Gpus) -> None:
     found = latest(gpus, ["0", "1", "2", "7"], ["0", "1"])
     assert found == {"0": (0.4, 1e9, 80e9), "1": (0.41, 2e9, 80e9)}, "parts of a GPU do not tell"
-    assert of_devices(["0", "1"], found) == [pytest.approx(0.405), 3e9, 160e9]
-    assert of_devices(["7"], found) == []
+    assert combined_gpu_use(["0", "1"], found) == [pytest.approx(0.405), 3e9, 160e9]
+    assert combined_gpu_use(["7"], found) == []
 
 
-def test_a_gpu_that_is_lost_is_not_told_of_any_more(nvml: Nvml, gpus: Gpus) -> None:
+def test_lost_gpu_is_no_longer_reported(nvml: Nvml, gpus: Gpus) -> None:
     latest(gpus, ["0", "1"], ["0", "1"])
     nvml.lost.add(0)
     assert latest(gpus, ["0", "1"], ["1"]) == {"1": (0.41, 2e9, 80e9)}
@@ -109,16 +109,16 @@ def test_a_gpu_that_is_lost_is_not_told_of_any_more(nvml: Nvml, gpus: Gpus) -> N
     latest(gpus, ["0", "1"], ["0", "1"])
 
 
-def test_what_a_driver_has_told_before_it_hangs_is_not_told_for_ever(
+def test_measurements_expire_when_the_driver_hangs(
     nvml: Nvml, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     latest(gpus, ["0"], ["0"])
     nvml.answers.clear()
-    monkeypatch.setattr(resources, "OLDEST", 0.0)  # as if that time had gone by
+    monkeypatch.setattr(resources, "MAX_AGE", 0.0)  # as if that time had gone by
     assert gpus.latest(["0"]) == {}
 
 
-def test_without_a_driver_there_are_no_gpus(nvml: Nvml) -> None:
+def test_no_gpus_without_a_driver(nvml: Nvml) -> None:
     nvml.starts = False
     gpus = Gpus()
     gpus._thread.join(10)
@@ -127,8 +127,8 @@ def test_without_a_driver_there_are_no_gpus(nvml: Nvml) -> None:
     gpus.close()
 
 
-def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
-    """From the module of NVIDIA's to the words that are shown."""
+def test_ranks_are_reported_with_their_gpus(nvml: Nvml) -> None:
+    """From NVIDIA's module to the displayed text."""
     node = Measurements()
     message = wire.Measure((0, 1, 2), {0: ("0", "1"), 1: ("2",)}, 3)
     pids = dict.fromkeys(range(3), os.getpid())
@@ -148,7 +148,7 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     assert not node._gpus._thread.is_alive()
 
 
-def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:
+def test_node_without_gpus_replies_without_a_driver() -> None:
     resources = Measurements()
     reply = resources.reply(wire.Measure((4, 5), {}, 9), {4: os.getpid()})
     assert (reply.rank, reply.number, list(reply.ranks)) == (4, 9, [4])

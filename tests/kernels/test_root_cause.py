@@ -95,16 +95,16 @@ def test_the_cause_is_the_error_that_no_other_explains(golden: Golden, tail: str
     assert not cause.follows
 
 
-def test_a_peer_that_went_away_is_a_consequence() -> None:
+def test_lost_peer_is_a_consequence() -> None:
     cause = found("", LOST_PEER + FAILED)
     assert cause.follows
     assert cause.summary.startswith("RuntimeError: ")
 
 
-def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lost_its_peer(
+def test_killed_worker_is_the_cause_despite_torchruns_choice(
     golden: Golden,
 ) -> None:
-    """It dates a death by when it looked, and an error by when it was written."""
+    """torchrun dates a death by its detection, but an error by the time it was written."""
     other = FAILED.replace(
         "rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15257)  (SIGTERM)", "{}"
     )
@@ -116,7 +116,7 @@ def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lo
 
 
 @pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
-def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
+def test_gloo_peer_error_is_a_consequence(what: str) -> None:
     said = f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
     cause = found(
         "", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}'
@@ -124,7 +124,7 @@ def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -
     assert cause.follows
 
 
-def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks(
+def test_killed_worker_is_the_cause_despite_tracebacks(
     golden: Golden,
 ) -> None:
     cause = found("", LOST_PEER + KILLED)
@@ -150,7 +150,7 @@ def test_the_error_file_wins_over_the_log() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}']
 )
-def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
+def test_invalid_error_file_is_ignored(text: str) -> None:
     assert recorded_traceback(text) == ""
     assert root_cause(text, "") is None
 
@@ -162,13 +162,13 @@ def test_nothing_is_known_of_a_script_that_only_ends() -> None:
     assert root_cause("", cut) is None
 
 
-def test_the_last_traceback_counts_and_one_that_was_handled_does_not_come_after_it() -> None:
+def test_last_unhandled_traceback_is_the_cause() -> None:
     earlier = PLAIN.replace("bad batch", "tried again")
     cause = found("", earlier + "going on\n" + PLAIN)
     assert cause.summary == "ValueError: bad batch"
 
 
-def test_tracebacks_of_labelled_processes_are_told_apart() -> None:
+def test_tracebacks_of_labelled_processes_are_separated() -> None:
     texts = tracebacks(mixed(RAISED, LOST_PEER, "just a line\nand another\n"))
     assert [text.rpartition("\n")[2][:12] for text in texts] == ["ValueError: ", "RuntimeError"]
     assert all("just a line" not in text for text in texts)
@@ -181,7 +181,7 @@ def test_torchruns_own_lines_are_left_out() -> None:
     assert without_launcher("step 1\n" + cut) == ["step 1"]
 
 
-def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
+def test_torchruns_own_frames_are_omitted() -> None:
     own = '  File "/v/lib/torch/distributed/elastic/agent/server/api.py", line 713, in _rendezvous\n    store = TCPStore(\n            ^^^^^^^^^\n'
     busy = (
         f"Traceback (most recent call last):\n{own}torch.distributed.DistNetworkError: EADDRINUSE"
@@ -197,7 +197,7 @@ def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
     assert without_frames(PLAIN) == PLAIN.strip()
 
 
-def test_a_store_that_went_away_is_a_consequence_and_a_port_that_is_taken_is_not() -> None:
+def test_lost_store_is_a_consequence_and_a_taken_port_a_cause() -> None:
     lost = "Traceback (most recent call last):\ntorch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
     cause = found("", lost)
     assert cause.follows

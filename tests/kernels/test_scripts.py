@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
+from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes_warning
 from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
@@ -89,6 +89,7 @@ def environments(shown: Shown) -> list[dict[str, str]]:
 
 
 def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
+    """Scripts get the variables of SkyPilot, and none of a rank's."""
     shown = notebook.run(sh(DUMP, "--only all"))
     first, second = sorted(environments(shown), key=lambda env: env["SKYPILOT_NODE_RANK"])
     for node, env in enumerate((first, second)):
@@ -213,7 +214,7 @@ def test_a_script_of_a_rank_runs_while_other_ranks_work(notebook: Notebook) -> N
 
 
 @HERE
-def test_a_script_runs_beside_one_rank_alone(notebook: Notebook) -> None:
+def test_script_runs_on_a_single_rank(notebook: Notebook) -> None:
     refused = notebook.fail(sh("echo run", "-t 0,2"))
     told = (
         "UsageError: --targets: one rank at a time, not 2; --nodes 0,2 runs the script on nodes\n"
@@ -268,7 +269,7 @@ def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("torchrun --rdzv_backend=c10d a.py; torchrun --standalone b.py", 1, None),
     ],
 )
-def test_torchrun_is_told_what_it_would_guess_from_the_hostname(
+def test_torchrun_gets_addresses_instead_of_guessing(
     text: str, node: int, expected: str | None
 ) -> None:
     info = InstanceInfo(
@@ -365,14 +366,14 @@ def test_nothing_can_be_read(notebook: Notebook) -> None:
     assert notebook.run(sh("cat; read x || echo no input")).lines == ["no input"]
 
 
-def test_exit_codes_and_last_lines_come_back(notebook: Notebook) -> None:
+def test_exit_codes_and_last_lines_are_returned(notebook: Notebook) -> None:
     notebook.run(sh("echo a; echo node $SKYPILOT_NODE_RANK >&2", "-o ends"))
     assert notebook.value("[(e.node, e.status, sorted(e.tail.splitlines()), e.stopped) for e in ends]") == [
         (0, 0, ["a", "node 0"], False), (1, 0, ["a", "node 1"], False),
     ]  # fmt: skip
 
 
-def test_a_script_goes_on_beside_the_notebook(notebook: Notebook) -> None:
+def test_script_runs_in_the_background(notebook: Notebook) -> None:
     gate = notebook.folder / "gate"
     notebook.run(sh(f"until [ -e '{gate}' ]; do sleep 0.05; done; echo late", "-a"))
     notebook.run("beside = get_ipython().magics_manager.registry['SkyMagics'].runs.pending[-1]")
@@ -405,7 +406,7 @@ def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
 
 
 @HERE
-def test_the_error_says_where_and_how(notebook: Notebook) -> None:
+def test_error_names_the_node_and_cause(notebook: Notebook) -> None:
     caught = "try:\n    get_ipython().run_cell_magic('sky_sh', '-t 0', 'exit 4')\nexcept Exception as problem:\n    caught = problem"
     notebook.run(caught)
     assert notebook.value("(type(caught).__name__, caught.node, caught.status)") == (
@@ -418,7 +419,7 @@ def test_the_error_says_where_and_how(notebook: Notebook) -> None:
 
 
 @HERE
-def test_a_script_that_a_signal_ends_says_which(notebook: Notebook) -> None:
+def test_script_ended_by_a_signal_names_it(notebook: Notebook) -> None:
     failed = notebook.fail(sh("kill -SEGV $$", "-t 0"))
     assert "SIGSEGV" in failed.text
 
@@ -441,7 +442,7 @@ REFUSED = {
 
 
 @HERE
-def test_misuse_is_told_in_a_line(notebook: Notebook) -> None:
+def test_misuse_is_reported_in_a_line(notebook: Notebook) -> None:
     for options, words in REFUSED.items():
         failed = notebook.fail(sh("echo run", options))
         assert failed.ename == "UsageError", options
@@ -450,10 +451,10 @@ def test_misuse_is_told_in_a_line(notebook: Notebook) -> None:
 
 
 @HERE
-def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
-    assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
+def test_too_many_nodes_are_reported_at_once(notebook: Notebook) -> None:
+    assert "--nnodes=4, and 2 nodes" in too_many_nodes_warning("torchrun --nnodes=4 main.py", 2)
     assert (
-        too_many_nodes(
+        too_many_nodes_warning(
             "torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2
         )
         == ""
@@ -472,7 +473,7 @@ def cause(text: str, *, follows: bool = False) -> ScriptCause:
     return ScriptCause(text, summary=text, follows=follows)
 
 
-def test_the_node_that_knows_the_cause_is_told_first(golden: Golden) -> None:
+def test_node_with_the_cause_is_named_first(golden: Golden) -> None:
     lost = end(0, 1, cause=cause("RuntimeError: Connection closed by peer", follows=True))
     raised = end(1, 1, cause=cause("ValueError: x"))
     assert script_error([lost, raised], 2).node == 1
@@ -484,7 +485,7 @@ def test_the_node_that_knows_the_cause_is_told_first(golden: Golden) -> None:
     golden(str(error))
 
 
-def test_native_code_that_gives_up_is_heard(golden: Golden) -> None:
+def test_abort_in_native_code_is_explained(golden: Golden) -> None:
     aborted = cause("torchrun's rank 1 (local rank 1), process 7, was ended by SIGABRT")
     said = "terminate called after throwing\n  what():  Resource temporarily unavailable"
     error = script_error([end(0, 1, cause=aborted, message=said)], 1)
@@ -494,7 +495,7 @@ def test_native_code_that_gives_up_is_heard(golden: Golden) -> None:
     golden(str(script_error([ended], 1)))
 
 
-def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy(golden: Golden) -> None:
+def test_taken_port_and_missing_launcher_have_a_remedy(golden: Golden) -> None:
     busy = script_error([end(0, 1, cause=cause("DistNetworkError: … name: EADDRINUSE"))], 1)
     assert "$MASTER_PORT" in str(busy)
     missing = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1)
@@ -539,7 +540,7 @@ def all_gone(text: str) -> None:
     assert [pid for pid in found if not gone(pid)] == []
 
 
-def test_what_a_script_leaves_behind_is_ended_and_said(notebook: Notebook) -> None:
+def test_leftover_processes_of_a_script_are_ended_and_named(notebook: Notebook) -> None:
     shown = notebook.run(sh(TREE, "-t 0"))
     all_gone(shown.stdout)
     assert re.search(r"\[node 0: .*sleep 1001", shown.stderr)
@@ -547,11 +548,11 @@ def test_what_a_script_leaves_behind_is_ended_and_said(notebook: Notebook) -> No
 
 
 @HERE
-def test_what_ends_by_itself_is_not_said(notebook: Notebook) -> None:
+def test_processes_that_end_by_themselves_are_not_named(notebook: Notebook) -> None:
     assert notebook.run(sh("(sleep 0.1; echo late) & echo first")).text == "first\nlate\n"
 
 
-def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
+def test_stop_button_ends_all_processes(notebook: Notebook) -> None:
     shown = started(notebook, TREE + "wait", "-o ends")
     notebook.interrupt()
     notebook.finish(shown)
@@ -561,7 +562,7 @@ def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
     assert notebook.value("[end.stopped for end in ends]") == [True, True]
 
 
-def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
+def test_time_limit_ends_all_processes(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start(sh(TREE + "wait", "--timeout 2s -t 0")))
     assert shown.failure.ename == "RunTimeout"
     assert re.search(r"\b2 s .*node 0\nnode 0's last lines:", shown.failure.text)
@@ -581,10 +582,10 @@ QUICK_END = "%%sky_broadcast\nroot_cause.root_cause = quick"
 
 
 @HERE
-def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(
+def test_rank_that_has_just_stopped_its_script_is_not_killed(
     notebook: Notebook,
 ) -> None:
-    """What hears no TERM is killed when the grace period is over, at which moment the notebook looks for ranks that are stuck."""
+    """A script that ignores SIGTERM is killed at the end of the grace period, when the notebook also looks for stuck ranks."""
     before = pids(notebook)
     notebook.run(SLOW_END)
     shown = notebook.finish(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio.base_events
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -37,3 +39,17 @@ def test_files_in_a_folder_of_the_same_name_are_not_internal(file: str) -> None:
 def test_the_standard_library_is_not_internal_as_a_whole() -> None:
     assert stacks.is_internal(asyncio.base_events.__file__)
     assert not stacks.is_internal(os.__file__)
+
+
+def test_frame_at_an_instruction_without_a_line() -> None:
+    """Such instructions exist in `with` statements; Python then returns None as the line."""
+
+    def caller() -> FrameType:
+        return sys._getframe()
+
+    frames = [caller()]
+    caller.__code__ = caller.__code__.replace(co_linetable=b"")
+    frames.append(caller())
+    assert frames[1].f_lineno is None
+    first = frames[1].f_code.co_firstlineno
+    assert [stacks.plain(frame, {}).line for frame in frames] == [first + 1, first]

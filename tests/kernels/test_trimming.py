@@ -73,7 +73,7 @@ def test_the_last_thousand_runs_are_known() -> None:
     for run in range(1, 1501):
         spans.begin(run, 10 * run, cell=run)
         spans.end(10 * run + 5)
-    assert spans.listed() == tuple((run, run) for run in range(501, 1501))
+    assert spans.known_runs() == tuple((run, run) for run in range(501, 1501))
     assert (spans.find(500), spans.find(501), spans.find(1500)) == (
         None,
         (5010, 5015),

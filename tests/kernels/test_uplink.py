@@ -106,7 +106,7 @@ def test_ranks_take_turns(notebook: Notebook) -> None:
     assert [output.rank for output in outputs(notebook.read())][:2] == [0, 1]
 
 
-def test_what_waits_is_bounded_and_its_size_is_told(
+def test_waiting_output_is_bounded_and_its_size_reported(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uplinks, "MAX_UNSENT", 5000)
@@ -155,7 +155,7 @@ def test_another_notebook_starts_with_a_whole_window(notebook: Notebook) -> None
 
 
 def test_everything_arrives_once_and_in_order(notebook: Notebook) -> None:
-    """Pieces of any size, grants of any size, a reader that comes when it likes."""
+    """Any sizes of pieces and grants, and a reader with pauses."""
     moments, shown, seen = random.Random(2), [0, 0, 0], [0, 0, 0]
     for _ in range(2000):
         rank = moments.randrange(3)

@@ -33,7 +33,9 @@ class PollFd(ctypes.Structure):
 def asleep() -> None:
     """Return when the main thread sleeps and has not woken for 20 ms: on its way into its wait it wakes for the interpreter every 5 ms."""
     before = None
-    while (now := interrupts.scheduled()) != before or now[0] not in interrupts.WAITING_STATES:
+    while (now := interrupts.scheduling_state()) != before or now[
+        0
+    ] not in interrupts.WAITING_STATES:
         before = now
         time.sleep(0.02)  # the only way: nobody tells
 
@@ -87,11 +89,11 @@ def test_native_code_that_works_does_not_wait() -> None:
     assert not waiting
 
 
-def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(
+def test_first_request_detects_a_wait_that_ignores_signals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when the thread that a signal has just woken has had no time yet to sleep again: it is asked twice in 0.1 s otherwise."""
-    mutex, state = ctypes.create_string_buffer(64), interrupts.scheduled
+    mutex, state = ctypes.create_string_buffer(64), interrupts.scheduling_state
     look = interrupts.Interrupts(SimpleNamespace())
     look.allowed = True
     woken: list[float] = []
@@ -110,12 +112,12 @@ def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(
         )
 
     monkeypatch.setattr(signal, "pthread_kill", kill)
-    monkeypatch.setattr(interrupts, "scheduled", scheduled)
+    monkeypatch.setattr(interrupts, "scheduling_state", scheduled)
     found: list[bool] = []
 
     def ask() -> None:
         time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
-        found.append(look._sleeps_through())
+        found.append(look._is_blocked())
         LIBC.pthread_mutex_unlock(mutex)
 
     LIBC.pthread_mutex_lock(mutex)
@@ -179,7 +181,7 @@ def names(rank: interrupts.Interrupts, cell: Callable[[], object]) -> list[str]:
     return [str(frame.name) for frame in rank.stopped_at]
 
 
-def test_an_interrupt_amid_a_librarys_report_of_an_error_names_where_that_was_raised(
+def test_interrupt_in_a_librarys_error_report_names_its_origin(
     rank: interrupts.Interrupts, library: ModuleType
 ) -> None:
     """Another rank was released first: the collective has failed, and torch is about to log it when the interrupt falls."""
@@ -190,7 +192,7 @@ def test_an_interrupt_amid_a_librarys_report_of_an_error_names_where_that_was_ra
     assert names(rank, cell) == ["cell", "connect"]
 
 
-def test_an_interrupt_in_code_of_the_users_that_handles_an_error_is_told_as_there(
+def test_interrupt_in_the_users_handler_is_located_there(
     rank: interrupts.Interrupts, library: ModuleType
 ) -> None:
     def handler() -> None:
@@ -205,7 +207,7 @@ def test_an_interrupt_in_code_of_the_users_that_handles_an_error_is_told_as_ther
     assert names(rank, cell) == ["handler", "stopped"]
 
 
-def test_an_interrupt_in_a_function_that_a_librarys_handler_calls_is_told_as_there(
+def test_interrupt_below_a_librarys_handler_is_located_there(
     rank: interrupts.Interrupts, library: ModuleType
 ) -> None:
     def callback() -> None:

@@ -120,7 +120,7 @@ class Mortal(AwsClients):
             stops and not history.after
         ):
             raise Killed if dies else KeyboardInterrupt
-        answer = super()._once(*arguments)
+        answer = super()._call_once(*arguments)
         if dies or stops:
             raise Killed if dies else KeyboardInterrupt
         return answer

@@ -34,7 +34,7 @@ def test_both_see_the_same(tmp_path: Path) -> None:
     assert modules & (HEAVY - imported) == set()
 
 
-def test_what_an_interpreter_reads_as_it_starts_is_its_own(tmp_path: Path) -> None:
+def test_interpreter_start_files_are_separate(tmp_path: Path) -> None:
     with opened(tmp_path, env={"PYTHONHASHSEED": "7"}) as notebook:
         assert "ipykernel_launcher" in psutil.Process(notebook.pid).cmdline()[2]
         assert psutil.Process(notebook.pid).ppid() == os.getpid()

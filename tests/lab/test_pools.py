@@ -8,7 +8,7 @@ SHAPE = "--ranks 2"
 CHANGES = "os.environ['LEFT'] = 'x'; sys.path.insert(0, 'left')"
 
 
-def test_nothing_of_the_last_borrower_is_there(shared_pools: Pools) -> None:
+def test_lent_pool_has_nothing_of_its_last_user(shared_pools: Pools) -> None:
     with shared_pools.lent(
         SHAPE, "mine = 1", "%config SkyMagic.grace = 9.0", "import os, sys"
     ) as notebook:
@@ -29,7 +29,7 @@ def test_nothing_of_the_last_borrower_is_there(shared_pools: Pools) -> None:
         assert "other" not in notebook.run("%sky_status").said
 
 
-def test_a_pool_that_is_not_as_it_was_is_not_lent_again(shared_pools: Pools) -> None:
+def test_changed_pool_is_not_lent_again(shared_pools: Pools) -> None:
     with shared_pools.lent(SHAPE) as notebook:
         first = notebook.pid
         notebook.fail("%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    os._exit(3)")

@@ -390,7 +390,7 @@ def test_options_that_go_together(line: str) -> None:
     assert parse_broadcast(line)
 
 
-def test_names_that_exist_come_from_outside(golden: Golden) -> None:
+def test_completion_gets_names_from_outside(golden: Golden) -> None:
     assert parse_pool("--plugin mine", plugins=["mine"]).plugins == (PluginSpec("mine"),)
     assert parse_pool("--provider mine", providers=["mine"]).provider == "mine"
     assert parse_pool("--provider auto", providers=["auto", "mine"]).provider == "auto"
@@ -401,7 +401,7 @@ def test_names_that_exist_come_from_outside(golden: Golden) -> None:
     golden(mistakes(parse_pool, "--plugin torch", plugins=[])[0])
 
 
-def test_installed_packages_are_looked_through_only_for_a_name_that_is_not_at_hand() -> None:
+def test_packages_are_searched_only_for_unknown_names() -> None:
     def looked() -> list[str]:
         raise AssertionError("it takes longer than many a cell")
 
@@ -424,7 +424,7 @@ CONFIGURED = Defaults(
 )
 
 
-def test_defaults_fill_what_is_not_said() -> None:
+def test_defaults_fill_unset_options() -> None:
     request = parse_broadcast("", CONFIGURED)
     assert (request.only, request.timeout) == (Selection("all"), 60.0)
     pool = request.pool
@@ -666,7 +666,7 @@ def test_toml_mistakes_name_the_key(body: str, told: str) -> None:
     assert len(found) == 1
 
 
-def test_mistakes_of_line_and_body_come_together() -> None:
+def test_mistakes_of_line_and_body_are_listed_together() -> None:
     found = mistakes(
         parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"'
     )
@@ -686,7 +686,7 @@ def test_attach(golden: Golden) -> None:
     golden(mistakes(parse_attach, "--take-over"))
 
 
-def test_what_becomes_of_a_cell_while_another_is_at_work(golden: Golden) -> None:
+def test_cell_during_another_cell_waits_or_fails(golden: Golden) -> None:
     assert parse_broadcast("").busy == "wait"
     assert parse_broadcast("", Defaults(busy="refuse")).busy == "refuse"
     assert parse_broadcast("--busy refuse").busy == "refuse"
@@ -970,7 +970,7 @@ LINES = (
 @given(magic=st.sampled_from(list(MAGICS)), line=LINES)
 @example(magic="sky_broadcast", line="--env A=--x '")
 @example(magic="sky_broadcast", line="-")
-def test_any_line_is_a_request_or_refused_in_words_and_completes(magic: str, line: str) -> None:
+def test_any_line_parses_or_is_refused_and_completes(magic: str, line: str) -> None:
     try:
         hash(PARSERS[magic](line))
     except RequestError as wrong:
@@ -1022,7 +1022,7 @@ def test_any_body_is_a_request_or_refused_in_words(body: str) -> None:
     ),
     only=st.sampled_from(["head", "all", "0,2", "1:", "::2"]),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_requests_parse_back(
     nodes: int | None, gpu: Accelerator | None, idle: int | None, env: dict[str, str], only: str
 ) -> None:
     words = [f"--only {only}"]

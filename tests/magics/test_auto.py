@@ -8,7 +8,7 @@ from tests.lab.pools import borrowed
 notebook = borrowed("--ranks 2", "%sky_auto on")
 
 
-def test_a_plain_cell_runs_on_the_ranks_and_says_so(notebook: Notebook) -> None:
+def test_auto_mode_runs_plain_cells_on_ranks_with_a_note(notebook: Notebook) -> None:
     shown = notebook.run("import os\nwhere = os.environ['RANK']\nprint('rank', where)")
     assert shown.lines == ["[ranks 0, 1 of pool 'main']", "rank 0"]
     assert notebook.value("'where' in globals()") is False
@@ -29,7 +29,7 @@ def test_magics_and_cells_marked_local_run_in_the_notebook(notebook: Notebook) -
     assert notebook.value("there") == 2
 
 
-def test_it_is_switched_off_and_stays_as_it_is_when_the_extension_is_loaded_anew(
+def test_auto_mode_survives_reloading_the_extension(
     notebook: Notebook,
 ) -> None:
     notebook.run("%sky_auto on\n%sky_auto off")

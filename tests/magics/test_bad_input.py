@@ -45,7 +45,7 @@ def test_a_line_without_a_cell_runs_nothing(notebook: Notebook) -> None:
         ("'''never\nclosed", 2),
     ],
 )
-def test_syntax_error_is_said_once_and_nothing_is_sent(
+def test_syntax_error_is_shown_once_and_nothing_is_sent(
     notebook: Notebook, body: str, line: int
 ) -> None:
     notebook.run("import threading\nunsendable = threading.Lock()")
@@ -69,7 +69,7 @@ def test_syntax_error_starts_no_pool(shared_pools: Pools) -> None:
     [("x = 1\0", "null"), (f"{'(' * 500}1{')' * 500}", "parentheses")],
     ids=["null bytes", "deeply nested"],
 )
-def test_what_python_does_not_compile(notebook: Notebook, body: str, word: str) -> None:
+def test_uncompilable_cells_are_refused(notebook: Notebook, body: str, word: str) -> None:
     error = notebook.fail(f"%%sky_broadcast\n{body}")
     assert error.ename == "CellSyntaxError"
     assert word in error.text
@@ -106,7 +106,7 @@ def test_unusual_lines(notebook: Notebook, body: str, value: object) -> None:
 # ------------------------------------------------------------------------------------------ what cannot travel
 
 
-def test_what_cannot_travel_is_no_matter_until_it_is_used(notebook: Notebook) -> None:
+def test_unpicklable_value_fails_only_when_used(notebook: Notebook) -> None:
     notebook.run("async def f(): pass\nthing = f()")
     notebook.run("%%sky_broadcast -o r\n'thing' in globals()")
     assert notebook.value("r") == [False, False]
@@ -191,7 +191,7 @@ def test_a_rank_has_no_pool_of_its_own(golden: Golden, notebook: Notebook, line:
     golden(notebook.fail(f"%%sky_broadcast\n{line}").evalue)
 
 
-def test_user_code_that_breaks_what_ours_uses(notebook: Notebook) -> None:
+def test_user_code_that_breaks_builtins_is_survived(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -o r\nprint = None; json = 'mine'; sys.modules['json'].mine = 1; input = 5; len = 'mine'; list = dict = None\nrank"
     )
@@ -334,7 +334,7 @@ def test_restarts_leave_nothing(notebook: Notebook) -> None:
     assert grown(notebook, before) == {}
 
 
-def test_pools_that_come_and_go_leave_nothing(shared_pools: Pools) -> None:
+def test_started_and_ended_pools_leave_nothing(shared_pools: Pools) -> None:
     with shared_pools.lent(KERNEL) as one:
         figures = []
         for _ in range(2):
@@ -348,9 +348,7 @@ def test_pools_that_come_and_go_leave_nothing(shared_pools: Pools) -> None:
         assert figures[1:] == figures[:1]
 
 
-def test_a_path_without_torchrun_is_told_what_a_pool_with_torch_has(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_missing_torchrun_suggests_a_pool_with_torch(golden: Golden, notebook: Notebook) -> None:
     failed = notebook.fail("%%sky_sh\nPATH=/usr/bin:/bin\ntorchrun train.py")
     golden.line(failed.text, "torchrun ", " PATH ")
     assert "--plugin torch" not in failed.text

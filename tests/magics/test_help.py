@@ -27,7 +27,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 # ------------------------------------------------------------------------------------------ completion
 
 
-def test_the_common_options_come_first() -> None:
+def test_common_options_are_listed_first() -> None:
     offered = complete("sky_broadcast", "-")
     common = [
         "-o",
@@ -151,7 +151,7 @@ def test_every_completion_is_accepted(magic: str) -> None:
         assert complete(magic, "2 mo", NAMES) == ["model"]
 
 
-def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
+def test_completed_names_exist() -> None:
     assert set(CompletionNames().providers) == {"auto", *providers.TABLE}
     assert set(CompletionNames().plugins) == set(plugins.TABLE)
 
@@ -242,7 +242,7 @@ def test_a_value_or_an_option_that_is_spelt_wrong_suggests(
     assert f"did you mean {nearest!r}?" in notebook.finish(notebook.start(line)).text
 
 
-def test_magics_that_are_told_are_those_that_are_registered(notebook: Notebook) -> None:
+def test_documented_magics_are_registered(notebook: Notebook) -> None:
     registered = notebook.value(
         "sorted(name for kind in get_ipython().magics_manager.magics.values() for name in kind if name.startswith('sky_'))"
     )
@@ -253,7 +253,7 @@ def test_magics_that_are_told_are_those_that_are_registered(notebook: Notebook) 
 
 
 @pytest.mark.parametrize("magic", MAGICS)
-def test_every_magic_tells_its_help_and_does_nothing_else(notebook: Notebook, magic: str) -> None:
+def test_help_option_only_prints_help(notebook: Notebook, magic: str) -> None:
     for mark in ("%", "%%"):
         for cell in (f"{mark}{magic} --help", f"{mark}{magic} -h"):
             assert notebook.run(cell).text == help_text(magic)
@@ -283,19 +283,17 @@ def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all"])
-def test_to_end_what_is_not_there_is_no_error(
-    golden: Golden, notebook: Notebook, line: str
-) -> None:
+def test_ending_a_missing_pool_is_no_error(golden: Golden, notebook: Notebook, line: str) -> None:
     golden(notebook.run(line).text)
 
 
-def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:
+def test_gpus_lists_local_devices_first(notebook: Notebook) -> None:
     first, *rest = notebook.run("%sky_gpus").lines
     assert "machine: " in first
     assert any(line.startswith("A100 ") for line in rest)
 
 
-def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(
+def test_excessive_ranks_are_refused_before_the_start(
     golden: Golden,
     notebook: Notebook,
 ) -> None:

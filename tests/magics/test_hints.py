@@ -82,7 +82,7 @@ def test_a_unit_after_a_blank_is_no_pool(notebook: Notebook) -> None:
     assert "1 s" in failed.text
 
 
-def test_a_pool_that_is_not_there(golden: Golden, notebook: Notebook) -> None:
+def test_missing_pool_is_explained(golden: Golden, notebook: Notebook) -> None:
     golden(notebook.fail("%%sky_broadcast --pool nowhere\n1").text)
     golden(notebook.fail("%%sky_broadcast --pool mian\n1").text)
 
@@ -102,9 +102,7 @@ def said_below(notebook: Notebook, cell: str) -> str:
     return shown.stdout
 
 
-def test_a_name_of_the_ranks_in_a_plain_cell_is_told_where_it_is(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_name_of_the_ranks_in_a_plain_cell_gets_a_hint(golden: Golden, notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nmodel = [1]\nimport json")
     said = said_below(notebook, "model[0]")
     golden(said)
@@ -115,7 +113,7 @@ def test_a_name_of_the_ranks_in_a_plain_cell_is_told_where_it_is(
     assert said_below(notebook, "raise TypeError('of mine')") == ""
 
 
-def test_a_list_by_rank_that_is_taken_for_its_value_is_told(notebook: Notebook) -> None:
+def test_list_by_rank_used_as_a_value_gets_a_hint(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -g net\nclass Net:\n    def __call__(self): return 5\n    def eval(self): return self\nnet = Net()"
     )
@@ -128,7 +126,7 @@ def test_a_list_by_rank_that_is_taken_for_its_value_is_told(notebook: Notebook) 
     assert "net[0] is rank 1's" in said_below(notebook, "net()")
 
 
-def test_a_ddp_that_comes_back_says_once_that_module_is_gone(shared_pools: Pools) -> None:
+def test_pulled_ddp_notes_once_that_it_is_unwrapped(shared_pools: Pools) -> None:
     pytest.importorskip("torch")
     with shared_pools.lent("--ranks 2 --plugin torch") as notebook:
         cell = "%%sky_broadcast -g model --head\nimport torch\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))"
@@ -148,8 +146,8 @@ SAYS = {
     "x = %mine 3": "%mine is a magic of the notebook, and magics do not travel",
     "%greet you": "%greet is a magic of the notebook, and magics do not travel",
     "%%mine_of_cells\n1": "%%mine_of_cells is a magic of the notebook, and magics do not travel",
-    "mine 3": "mine is a magic or an alias of the notebook, and these do not travel",
-    "greet you": "greet is a magic or an alias of the notebook, and these do not travel",
+    "mine 3": "mine is a magic or an alias of the notebook, which ranks do not have",
+    "greet you": "greet is a magic or an alias of the notebook, which ranks do not have",
     "ls /tmp": "automagic works in plain cells only: write %ls",
     "cd /tmp": "automagic works in plain cells only: write %cd",
     "print 3": "autocall works in plain cells only: write print(…)",

@@ -48,7 +48,7 @@ def beside(notebook: Notebook, body: str, gate: Path, options: str = "") -> Show
 # ------------------------------------------------------------------------------------------ stacks
 
 
-def test_stacks_of_a_cell_that_runs_beside_the_notebook(notebook: Notebook) -> None:
+def test_stacks_of_a_background_cell(notebook: Notebook) -> None:
     file = gate(notebook, "loading")
     cell = beside(notebook, LOADING, file)
     shown = ""
@@ -163,7 +163,7 @@ def test_variables_while_a_cell_runs(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("magic", ["sky_stacks", "sky_vars"])
-def test_a_rank_that_is_not_there_is_refused_in_one_line(
+def test_nonexistent_rank_is_refused_in_one_line(
     golden: Golden, notebook: Notebook, magic: str
 ) -> None:
     shown = notebook.finish(notebook.start(f"%{magic} --rank 9"))

@@ -27,7 +27,7 @@ def test_each_replacement_exists() -> None:
         assert any(f"%{magic}" in sentence for magic in MAGICS), sentence
 
 
-def test_there_are_twenty_magics() -> None:
+def test_twenty_magics_exist() -> None:
     names = (
         "pool broadcast sh status logs stacks vars push pull clone put get forward pip gpus check"
         " restart down attach auto"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.providers.aws.clients import configured
+from skymagic.providers.aws.clients import is_configured
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2
 from tests.lab.ec2_prices import EC2Market
@@ -52,7 +52,7 @@ def test_gpus_that_can_be_rented_as_a_table(notebook: Notebook) -> None:
     assert "machine: " in shown.stdout.splitlines()[0], "what is here comes first"
 
 
-def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -> None:
+def test_gpu_is_also_sought_on_aws_if_set_up(notebook: Notebook) -> None:
     (table,) = notebook.run("%sky_gpus a100 -o offers").rich
     assert "p4d.24xlarge" in table["text/plain"]
     assert notebook.run("offers").rich == [table]
@@ -64,13 +64,13 @@ def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -
     assert notebook.run("%sky_gpus").rich == [], "all of them would be a long list"
 
 
-def test_gpus_are_asked_for_with_the_settings_of_the_notebook(notebook: Notebook) -> None:
+def test_gpus_request_uses_the_notebooks_settings(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.aws = {'profile': 'nobodys'}")
     assert "nobodys" in notebook.fail("%sky_gpus A100:8 --spot", "cloud-credentials").text
     notebook.run("%config SkyMagic.aws = {}")
 
 
-def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Notebook) -> None:
+def test_missing_gpu_is_sought_on_aws_if_set_up(notebook: Notebook) -> None:
     asked = notebook.fail("%sky_pool train --gpu A100:8 --nodes 2").text
     assert "2 × p4d.24xlarge (8 × A100)" in asked
     assert "add -y" in asked
@@ -79,9 +79,7 @@ def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Note
     assert "add -y" in notebook.fail("%%sky_broadcast --nodes 2 --gpu A100:8 --spot\n1").text
 
 
-def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(
-    notebook: Notebook, cloud: EC2
-) -> None:
+def test_declared_pool_is_confirmed_at_its_first_cell(notebook: Notebook, cloud: EC2) -> None:
     said = notebook.run("%sky_pool later --gpu A100:8 --nodes 2 --provider aws --lazy").said
     assert re.search("pool 'later' .* 2 nodes × 8 ranks on 2 × p4d.24xlarge", said)
     assert "$43.92 per hour" in said
@@ -92,7 +90,7 @@ def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(
     assert "RunInstances" not in [call.action for call in cloud.calls]
 
 
-def test_misuse_and_refusals_are_told(notebook: Notebook, cloud: EC2) -> None:
+def test_misuse_and_refusals_are_explained(notebook: Notebook, cloud: EC2) -> None:
     unknown = notebook.fail("%sky_gpus RTX4090 --spot")
     assert unknown.ename == "UsageError"
     assert re.search("us-east-1 .*RTX4090 .*spot; available:", unknown.text)
@@ -145,7 +143,7 @@ def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
     assert notebook.value("said") is value
 
 
-def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -> None:
+def test_background_cells_ask_no_questions(notebook: Notebook) -> None:
     notebook.run("from skymagic.display.live import ask_yes_no\nsaid = ask_yes_no('?')")
     assert notebook.value("said") is False, "papermill, nbconvert"
     questions, _ = notebook.answering(
@@ -191,10 +189,10 @@ def test_a_terminal_is_asked() -> None:
 
 
 def test_where_aws_is_set_up_is_seen_without_a_call(tmp_path: Path) -> None:
-    assert not configured({}, tmp_path)
-    assert configured({"AWS_PROFILE": "work"}, tmp_path)
-    assert not configured({"AWS_CONFIG_FILE": "/dev/null", "AWS_ACCESS_KEY_ID": ""}, tmp_path)
+    assert not is_configured({}, tmp_path)
+    assert is_configured({"AWS_PROFILE": "work"}, tmp_path)
+    assert not is_configured({"AWS_CONFIG_FILE": "/dev/null", "AWS_ACCESS_KEY_ID": ""}, tmp_path)
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "config").write_text("[default]\nregion = us-east-1\n")
-    assert configured({}, tmp_path)
-    assert not configured({"AWS_CONFIG_FILE": "/dev/null"}, tmp_path)
+    assert is_configured({}, tmp_path)
+    assert not is_configured({"AWS_CONFIG_FILE": "/dev/null"}, tmp_path)

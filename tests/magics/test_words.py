@@ -27,14 +27,12 @@ def test_the_pool_is_counted_in_ranks(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("cell", ["%%sky_broadcast -g nothere\n1", "%sky_pull nothere"])
-def test_a_name_that_no_rank_has_is_said_once(
-    golden: Golden, notebook: Notebook, cell: str
-) -> None:
+def test_name_on_no_rank_is_reported_once(golden: Golden, notebook: Notebook, cell: str) -> None:
     golden(notebook.fail(cell).text)
     assert notebook.value("'nothere' in globals()") is False
 
 
-def test_a_name_that_some_ranks_have_comes_from_those(golden: Golden, notebook: Notebook) -> None:
+def test_name_on_some_ranks_is_pulled_from_those(golden: Golden, notebook: Notebook) -> None:
     failed = notebook.fail(
         "%%sky_broadcast -g half,whole\nimport os\nwhole = 1\nif os.environ['RANK'] == '0':\n    half = 2"
     )
@@ -50,14 +48,12 @@ def test_a_name_that_some_ranks_have_comes_from_those(golden: Golden, notebook: 
 @pytest.mark.parametrize(
     "use", ["torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "dist.barrier()"]
 )
-def test_a_group_that_is_not_there_hints_at_the_plugin(
-    golden: Golden, notebook: Notebook, use: str
-) -> None:
+def test_missing_group_hints_at_the_plugin(golden: Golden, notebook: Notebook, use: str) -> None:
     failed = notebook.fail(f"%%sky_broadcast -t 0\nimport torch, torch.distributed as dist\n{use}")
     golden(failed.text.splitlines()[-2])
 
 
-def test_the_heads_port_is_free_and_the_same_everywhere_and_always(notebook: Notebook) -> None:
+def test_head_port_is_free_and_constant(notebook: Notebook) -> None:
     look = "%%sky_broadcast -o ports\nimport os, skymagic\n(skymagic.instance_info().head_port, int(os.environ['MASTER_PORT']))"
     notebook.run(look)
     ports = {port for pair in notebook.value("ports") for port in pair}

@@ -50,7 +50,7 @@ def test_a_name_stands_for_a_distribution(imported: str, found: list[str]) -> No
 
 
 @pytest.mark.parametrize("imported", ["google", "nowhere", "nowhere.at.all"])
-def test_a_name_that_nobody_knows(imported: str) -> None:
+def test_unknown_name_is_refused(imported: str) -> None:
     assert distributions([imported], HERE) == ([], {imported})
 
 
@@ -64,7 +64,7 @@ def test_a_name_that_nobody_knows(imported: str) -> None:
         ({}, ["sklearn"], False, ""),  # from elsewhere: conda, PYTHONPATH
     ],
 )
-def test_what_a_node_lacks(
+def test_missing_and_different_versions_of_a_node(
     versions: dict[str, str], modules: list[str], missing: bool, other: str
 ) -> None:
     node = Environment(versions, dict.fromkeys(modules, ()))
@@ -137,17 +137,17 @@ def test_imports_of_functions_count_where_they_are_called() -> None:
 
 def test_files_are_those_of_the_record(tmp_path: Path) -> None:
     one = metadata.distribution("numpy")
-    assert {str(path) for path in one.files or ()} <= {*installed._recorded(one)}
+    assert {str(path) for path in one.files or ()} <= {*installed._recorded_paths(one)}
     odd = metadata.PathDistribution(tmp_path)
-    assert [*installed._recorded(odd)] == []
+    assert [*installed._recorded_paths(odd)] == []
     (tmp_path / "RECORD").write_text(
         'one/__init__.py,sha256=x,1\n"a,b.txt",,\nalone.cpython-311-x86_64-linux-gnu.so,,\n../bin/one,,\n'
     )
-    assert [*installed._recorded(odd)][1] == "a,b.txt"
-    assert installed._tops(odd) == {"one", "alone"}
+    assert [*installed._recorded_paths(odd)][1] == "a,b.txt"
+    assert installed._top_level_names(odd) == {"one", "alone"}
 
 
-def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_environment_lists_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders' names tell the same versions as the distributions' own files, whose descriptions are read of none: each takes 2 ms."""
     parsed = []
     plain = vars(metadata.Distribution)["metadata"].fget

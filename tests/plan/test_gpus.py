@@ -140,7 +140,7 @@ def test_the_gpus_of_each_rank(line: str) -> None:
         assert len(words) == len(set(words)) or number < shape.nodes
 
 
-def test_what_is_said_of_it(golden: Golden) -> None:
+def test_messages_on_distributions(golden: Golden) -> None:
     def words(line: str, number: int) -> str:
         return "; ".join(plan(parse_pool(line), machine(number)).gpu_words)
 
@@ -193,7 +193,7 @@ def test_compute_modes(golden: Golden) -> None:
     golden(refused(plan, parse_pool("--plugin torch --ranks 2"), machine((alone,))))
 
 
-def test_what_cannot_be_used_is_said(golden: Golden) -> None:
+def test_unusable_gpus_are_reported(golden: Golden) -> None:
     silent = machine(0, unusable="NVIDIA's driver does not answer (nvidia-smi took more than 20 s)")
     made = plan(parse_pool("--plugin torch"), silent)
     golden(made.gpu_words)
@@ -326,7 +326,7 @@ def test_hosts_with_unequal_numbers_are_refused_with_a_table(golden: Golden) -> 
     golden(said)
 
 
-def test_a_probe_tells_of_gpus(golden: Golden) -> None:
+def test_probe_reports_gpus(golden: Golden) -> None:
     said = (
         "@sky system Linux\n@sky hostname h1\n@sky visible 1\n@sky gpu 0, GPU-a, NVIDIA L4, 23034, Default, [N/A]\n"
         "@sky gpu 1, GPU-b, NVIDIA L4, 23034, Default, [N/A]\n@sky gpu_tree GPU 0: NVIDIA L4 (UUID: GPU-a)\n"
@@ -423,5 +423,5 @@ def test_drivers_names(line: str) -> None:
 
 
 @pytest.mark.parametrize("driver", NOBODYS)
-def test_what_is_no_whole_gpu_has_no_name(driver: str) -> None:
+def test_parts_of_gpus_have_no_name(driver: str) -> None:
     assert not [one for one in accelerators.NAMES if matches(one, driver)]

@@ -113,7 +113,7 @@ def test_all_mistakes_at_once() -> None:
         assert part in told
 
 
-def test_disagreeing_images_name_what_and_keep_values_of_variables_to_themselves(
+def test_conflicting_images_name_fields_but_no_values(
     golden: Golden,
 ) -> None:
     with pytest.raises(RequestError) as refused:
@@ -177,7 +177,7 @@ def test_nothing_is_missing() -> None:
     )
 
 
-def test_what_is_missing_is_said_with_how_to_install_it(golden: Golden) -> None:
+def test_missing_package_is_named_with_install_command(golden: Golden) -> None:
     image = Image(
         pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",)
     )
@@ -193,7 +193,7 @@ def test_what_is_missing_is_said_with_how_to_install_it(golden: Golden) -> None:
     "place",
     ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"],
 )
-def test_where_a_package_comes_from_nobody_can_tell(golden: Golden, place: str) -> None:
+def test_unknown_origin_of_a_package(golden: Golden, place: str) -> None:
     (sentence,) = explain_unsatisfied(Image(pip=(place,)), {"torch": "2.13.0"})
     assert sentence.startswith(place.replace("me:s3cret", "****"))
     golden(sentence)
@@ -209,7 +209,7 @@ def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
     )
 
 
-def test_what_a_shell_would_eat_is_quoted(golden: Golden) -> None:
+def test_shell_characters_are_quoted(golden: Golden) -> None:
     (sentence,) = explain_unsatisfied(Image(pip=("jax[cuda12]>=0.99",)), {})
     golden(sentence)
 
@@ -245,7 +245,7 @@ def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
         max_size=5,
     )
 )
-def test_what_is_accepted_has_a_version_for_each_pin(parts: list[tuple[str, str]]) -> None:
+def test_accepted_requirements_have_pins(parts: list[tuple[str, str]]) -> None:
     pip = tuple(name + constraint for name, constraint in parts)
     try:
         Image(pip=pip)
@@ -278,9 +278,9 @@ def test_an_index_for_certain_packages(golden: Golden) -> None:
         *image.pip_indexes,
         "https://c",
     )
-    assert scoped.serves("torch>=2")
-    assert scoped.serves("Torch-Vision")
-    assert not scoped.serves("numpy")
+    assert scoped.must_provide("torch>=2")
+    assert scoped.must_provide("Torch-Vision")
+    assert not scoped.must_provide("numpy")
     assert "hidden" not in repr(image)
     torch, numpy = explain_unsatisfied(image, {})
     golden(torch)

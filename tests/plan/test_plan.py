@@ -76,7 +76,7 @@ def test_a_duration_of_nothing(text: str) -> None:
 
 
 @given(st.integers(1, 10**9) | st.integers(1, 10**10).map(lambda n: n / 1000))
-def test_seconds_and_their_fractions_survive_writing_and_reading(seconds: float) -> None:
+def test_durations_survive_writing_and_reading(seconds: float) -> None:
     assert duration(duration_text(seconds)) == seconds
 
 
@@ -131,7 +131,7 @@ def test_ranks_of_four() -> None:
 
 
 @pytest.mark.parametrize("text", ["7", "4", "-5", "0:9", "0,7", "-9:2"])
-def test_ranks_that_are_not_there(text: str) -> None:
+def test_nonexistent_ranks(text: str) -> None:
     (mistake,) = refused(ranks, text, 4)
     assert "4 ranks (0 to 3)" in mistake
 
@@ -187,14 +187,17 @@ def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
     assert set(chosen) <= set(range(world))
 
 
-def test_who_takes_part_and_who_is_shown() -> None:
-    assert RunRequest().who(3) == ((0, 1, 2), (0,))
-    assert RunRequest(only=Selection("all")).who(3) == ((0, 1, 2), (0, 1, 2))
-    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), (
+def test_participants_and_displayed_ranks() -> None:
+    assert RunRequest().participants(3) == ((0, 1, 2), (0,))
+    assert RunRequest(only=Selection("all")).participants(3) == ((0, 1, 2), (0, 1, 2))
+    assert RunRequest(targets=Selection("1,2")).participants(3) == ((1, 2), (1,)), (
         "the head is the first that takes part"
     )
-    assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).who(3) == ((1, 2), (2,))
-    both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).who, 4)
+    assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).participants(3) == (
+        (1, 2),
+        (2,),
+    )
+    both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).participants, 4)
     assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
 
 
@@ -332,7 +335,7 @@ def test_any_text_names_plugins_or_is_refused(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------ requests
 
 
-def test_what_was_given() -> None:
+def test_stated_fields_of_a_request() -> None:
     assert PoolRequest().stated_fields() == frozenset()
     assert PoolRequest(name="lab", yes=True, dry_run=True).stated_fields() == frozenset()
     assert PoolRequest(nodes=2, idle=60.0).stated_fields() == {"nodes", "idle"}
@@ -377,7 +380,7 @@ def test_topology() -> None:
     assert [list(shape.ranks_on(node)) for node in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_ranks_asked_for() -> None:
+def test_requested_ranks() -> None:
     eight = Accelerator("A100", 8)
     for request, shape in (
         (PoolRequest(), Topology(1, 1)),
@@ -496,7 +499,7 @@ def test_a_pool_of_this_machine_is_counted_in_ranks(
         ]
 
 
-def test_a_limit_of_the_price_stands_beside_the_price() -> None:
+def test_price_limit_is_shown_with_the_price() -> None:
     assert (
         plan(PoolRequest(max_price=12.5), SMALL).text().endswith("$0.00 per hour (at most $12.50)")
     )

@@ -40,21 +40,21 @@ Plan of pool 'train'
   price      $87.84 per hour (price list of 2026-11-22)"""
 
 
-def test_the_plan_says_what_where_and_for_how_much() -> None:
+def test_plan_shows_machines_place_and_price() -> None:
     plan = plan_rented(REQUEST, RENTAL)
     assert plan.text() == PLAN
     assert [[one.index for one in node] for node in plan.devices] == [[*range(8)]] * 4
     assert (plan.remote, plan.region, plan.size) == (True, "us-east-1", "4 nodes × 8 ranks")
 
 
-def test_nothing_is_asked_where_yes_was_said(golden: Golden) -> None:
+def test_no_question_after_yes(golden: Golden) -> None:
     plan = plan_rented(replace(REQUEST, yes=True), RENTAL)
     assert plan.question == ""
     assert "$87.84 per hour" in plan.text(), "it is said all the same"
     golden(plan.starting)
 
 
-def test_what_it_may_come_to_elsewhere_is_asked_too(golden: Golden) -> None:
+def test_price_elsewhere_is_confirmed_too(golden: Golden) -> None:
     asked = plan_rented(REQUEST, replace(RENTAL, most=131.5)).question
     golden(asked)
 
@@ -83,13 +83,13 @@ def test_rented_machines_have_an_end_unless_the_user_wants_none(golden: Golden) 
     golden(plan.notes)
 
 
-def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:
+def test_assumed_limit_does_not_count_as_stated() -> None:
     made = plan_rented(REQUEST, RENTAL)
     assert made.request.stated_fields() == REQUEST.stated_fields()
     assert fits(REQUEST, made) == []
 
 
-def test_gpus_that_are_paid_for_and_not_used_are_said(golden: Golden) -> None:
+def test_paid_but_unused_gpus_are_mentioned(golden: Golden) -> None:
     plan = plan_rented(replace(REQUEST, gpu=Accelerator("A100")), RENTAL)
     golden(plan.notes)
     assert [[one.index for one in node] for node in plan.devices] == [[0]] * 4
@@ -102,7 +102,7 @@ def test_all_mistakes_at_once(golden: Golden) -> None:
     golden(refused.value.mistakes)
 
 
-def test_a_running_pool_serves_who_asks_for_its_region_among_others(golden: Golden) -> None:
+def test_running_pool_serves_requests_for_its_region(golden: Golden) -> None:
     made = plan_rented(REQUEST, RENTAL)
     assert fits(replace(REQUEST, region="eu-west-1,us-east-1"), made) == []
     golden(fits(replace(REQUEST, region="eu-west-1"), made))

@@ -93,12 +93,12 @@ def test_the_names_of_deepspeed_are_those_that_accelerate_reads() -> None:
         ({"fsdp": True}, "fsdp is a dict"),
     ],
 )
-def test_what_accelerate_does_not_have_is_refused(config: Any, words: str) -> None:
+def test_unknown_accelerate_settings_are_refused(config: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         sky.plugins.accelerate(config=config)
 
 
-def test_torch_comes_with_it_and_before_it() -> None:
+def test_torch_plugin_is_added_before_it() -> None:
     names = [
         plugin.name
         for plugin in resolve([load(PluginSpec("accelerate", {"mixed_precision": "bf16"}))])

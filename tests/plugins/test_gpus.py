@@ -95,7 +95,7 @@ def test_rank_0_decides_on_the_backend(
     [("cpu:gloo,cuda:nccl", "cpu"), ("cpu:gloo,cuda:gloo", "cpu"), ("cuda:nccl", "cuda"), ("nccl", "cuda"), ("gloo", "cpu"),
      ("cuda:nccl,cpu:gloo", "cpu"), ("cpu:ucc,cuda:nccl", "cuda"), ("xpu:xccl", "xpu"), ("cpu:other", "cpu")],
 )  # fmt: skip
-def test_there_is_always_a_device_for_the_proof(backend: str, device: str) -> None:
+def test_proof_always_has_a_device(backend: str, device: str) -> None:
     assert backends.device_for_control_messages(backends.backend_by_device(backend)) == device
 
 

@@ -28,7 +28,7 @@ def test_packages() -> None:
     assert made.pip == ("einops", "transformers", "datasets", "tokenizers", "accelerate")
 
 
-def test_the_token_is_not_in_what_is_shown() -> None:
+def test_token_is_not_shown() -> None:
     plugin = sky.plugins.huggingface(token=TOKEN)
     spec = PluginSpec("huggingface", {"token": TOKEN})
     request = PoolRequest(plugins=(spec,))
@@ -109,7 +109,7 @@ def test_trainer_trains_one_model_on_all_ranks(pool: Any, tmp_path: Path) -> Non
 
 
 @needs_all
-def test_trainer_on_one_rank_of_the_group_says_who_takes_part(pool: Any, tmp_path: Path) -> None:
+def test_trainer_on_one_rank_names_the_participants(pool: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="only rank . takes part"):
         finetune(str(tmp_path)) >> pool
 

@@ -61,7 +61,7 @@ def test_psum_over_all_processes_in_three_ways(pool: Any) -> None:
     assert psum() @ pool == [[3.0, 3.0, 20.0]] * 2
 
 
-def test_a_program_that_initialises_jax_itself_runs_again_and_again(
+def test_program_that_initializes_jax_itself_can_be_repeated(
     golden: Golden, pool: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As Kubeflow's programs do, with arguments from the environment, and shut down at the end."""

@@ -45,9 +45,7 @@ def in_parallel(function: Any, items: Any, **options: Any) -> list[Any]:
     return found
 
 
-def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_before_afterwards() -> (
-    None
-):
+def test_joblib_backend_is_restored_in_any_order_of_pool_ends() -> None:
     from joblib import parallel
 
     def state() -> tuple[Any, ...]:

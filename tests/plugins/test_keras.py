@@ -49,7 +49,7 @@ def test_jax_is_set_up_first_whatever_the_order() -> None:
     assert [plugin.name for plugin in found] == ["jax", "keras"]
 
 
-def test_what_is_refused() -> None:
+def test_unknown_or_conflicting_backend_is_refused() -> None:
     with pytest.raises(RequestError, match="no backend 'theano'; it has jax, torch, tensorflow"):
         sky.plugins.keras(backend="theano")
     with pytest.raises(RequestError, match="KERAS_BACKEND is 'jax'"):
@@ -198,7 +198,7 @@ for backend in "tensorflow", "torch":
 
 @needs_keras
 @needs_torch
-def test_apart_without_a_word_where_that_is_asked_for() -> None:
+def test_requested_separate_groups_print_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", APART], capture_output=True, text=True, check=True, timeout=250
     )

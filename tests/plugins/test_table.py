@@ -79,7 +79,7 @@ def test_our_plugins_are_in_the_table() -> None:
     assert set(dir(sky.plugins)) >= OURS
 
 
-def test_a_factory_is_an_attribute_even_after_its_module_is_imported() -> None:
+def test_factory_stays_an_attribute_after_module_import() -> None:
     import skymagic.plugins._torch.plugin  # noqa: F401  # what could take the attribute's place
 
     made = sky.plugins.torch(backend="gloo")
@@ -150,7 +150,7 @@ def test_options_of_an_imported_plugin_complete() -> None:
 
 
 @pytest.mark.skipif(find_spec("joblib") is None, reason="joblib is not installed")
-def test_a_plan_reads_no_package_but_what_its_plugins_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_imports_only_packages_of_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them took half a second at the start of each pool."""
     read: list[str] = []
     plain = metadata.PathDistribution.read_text
@@ -196,12 +196,12 @@ def test_options_become_the_parameters_types(options: dict[str, str], seen: str)
 
 
 @pytest.mark.usefixtures("third_party")
-def test_wrong_values_and_missing_ones(golden: Golden) -> None:
+def test_wrong_and_missing_values_are_refused(golden: Golden) -> None:
     golden(mistakes_of(PluginSpec("tracker", {"steps": "many", "offline": "perhaps"})))
 
 
 @pytest.mark.usefixtures("third_party")
-def test_broken_plugins_say_so_when_asked_for(golden: Golden) -> None:
+def test_broken_plugin_fails_only_when_requested(golden: Golden) -> None:
     golden(mistakes_of(PluginSpec("gone"))[0])
     golden(mistakes_of(PluginSpec("wrong"))[0])
     golden(mistakes_of(PluginSpec("fragile")))
@@ -217,7 +217,7 @@ def test_our_names_stay_ours() -> None:
 # ---------------------------------------------------------------------------------- hooks and order
 
 
-def test_a_plugin_by_hand_does_nothing_where_nothing_is_said() -> None:
+def test_empty_plugin_does_nothing() -> None:
     plugin = Plugin("mine")
     image, cluster, info = Image(pip=("numpy",)), Cluster(), InstanceInfo()
     assert plugin.transform(image, cluster) == image
@@ -243,7 +243,7 @@ def test_hooks_by_hand() -> None:
     assert seen == [0, "inside", "left"]
 
 
-def test_a_cluster_says_whether_there_is_cuda() -> None:
+def test_cluster_reports_cuda() -> None:
     assert not Cluster().cuda
     assert Cluster(accelerator=Accelerator("A100", 8)).cuda
 
@@ -255,7 +255,7 @@ def test_the_same_plugin_twice_is_a_mistake(golden: Golden) -> None:
     golden(found)
 
 
-def test_order_is_the_users_but_for_what_must_come_before() -> None:
+def test_plugins_keep_order_except_for_requirements() -> None:
     jax, keras, other = Plugin("jax", before=("keras",)), Plugin("keras"), Plugin("other")
     assert plugins.order([keras, other, jax]) == (other, jax, keras)
     assert plugins.order([other, keras]) == (other, keras)

@@ -76,7 +76,7 @@ def test_the_index_follows_the_accelerator(
     assert image(cluster, **options).pip_indexes == (INDEX + index,)
 
 
-def test_what_the_image_had_stays_before_it() -> None:
+def test_plugin_packages_follow_the_images() -> None:
     before = sky.Image(
         pip=["numpy", "einops"], pip_indexes=["https://example.org/simple"], env={"A": "b"}
     )
@@ -112,7 +112,7 @@ def reduced() -> float:
     return value.item()
 
 
-def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
+def test_group_exists_before_the_first_cell(pool: Any) -> None:
     @sky.function
     def where() -> dict[str, Any]:
         import torch.distributed as dist
@@ -138,7 +138,7 @@ def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
     assert reduced() @ pool == [3.0] * 2
 
 
-def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(
+def test_single_rank_has_a_group_until_the_pool_ends(
     tmp_path: Path,
 ) -> None:
     @sky.function
@@ -288,7 +288,7 @@ NAMES = (
 ).split()
 
 
-def test_some_ranks_alone_cannot_do_a_collective_of_all_which_all_can(pool: Any) -> None:
+def test_collective_of_all_is_refused_on_some_ranks(pool: Any) -> None:
     for name in NAMES:
         with pytest.raises(RuntimeError, match="waits for ranks 0, 1, and only rank . takes part"):
             collective(name) >> pool
@@ -352,7 +352,7 @@ def decorated(fail: int | None = None) -> tuple[float, int, int]:
     return value.item(), dist.get_rank(), dist.get_world_size()
 
 
-def test_a_decorated_function_has_a_group_on_a_pool_without_the_plugin(bare: Any) -> None:
+def test_decorated_function_gets_a_group_without_the_plugin(bare: Any) -> None:
     """It is made from the environment, of which a rank that was started again has all, and ends with the function."""
 
     @sky.function

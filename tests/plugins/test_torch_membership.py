@@ -44,7 +44,7 @@ for group in groups:  # torch is imported once for all of them
 """
 
 
-def test_members_tell_each_other_and_a_stranger_is_seen_by_all(tmp_path: Path) -> None:
+def test_members_detect_a_rank_outside_the_group(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEMBERS, str(tmp_path), "s,s,s", "s,guessed,s"]
     subprocess.run(command, check=True, timeout=60)
     for rank in range(3):
@@ -72,7 +72,7 @@ net(torch.ones(3, 2)).sum().backward()
 [net.module.weight.grad.sum().item(), pid]"""
 
 
-def test_a_rank_fails_where_there_is_no_numpy(tmp_path: Path) -> None:
+def test_rank_without_numpy_fails(tmp_path: Path) -> None:
     """torch does not require it, and a pool's own environment may have none."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()

@@ -80,7 +80,7 @@ def on_gpu(*numbers: int) -> Any:
     return SimpleNamespace(parameters=lambda: devices)
 
 
-def test_ddp_takes_the_device_of_its_module_where_ranks_share_a_gpu() -> None:
+def test_ddp_uses_its_modules_device_on_a_shared_gpu() -> None:
     module = on_gpu(0, 0)
     arguments = ((module,), {"device_ids": [1], "output_device": 1, "bucket_cap_mb": 1})
     expected = ((module,), {"device_ids": [0], "output_device": 0, "bucket_cap_mb": 1})

@@ -53,7 +53,7 @@ def test_all_communicators_are_aborted_as_one_operation() -> None:
     assert events == ["start", "abort a", "abort b", "end"]
 
 
-def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(
+def test_abort_is_awaited_only_to_form_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[str] = []
@@ -118,7 +118,7 @@ def test_flight_recorder_is_set_by_the_name_that_torch_reads(version: str, name:
         assert {key: value for key, value in chosen.items() if key.endswith("SIZE")} == {own: "5"}
 
 
-def test_the_interface_is_meant_whole() -> None:
+def test_interface_name_is_matched_exactly() -> None:
     info = InstanceInfo(head_addr="127.0.0.1")
     assert interfaces(info, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     assert interfaces(info, {"NCCL_SOCKET_IFNAME": "eth"}) == {"GLOO_SOCKET_IFNAME": "lo"}

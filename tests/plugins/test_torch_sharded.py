@@ -113,7 +113,7 @@ def test_a_model_trains_on_after_a_failure(notebook: Notebook, kind: str) -> Non
             assert seen(notebook, GO_ON) == undisturbed, (place, others)
 
 
-def test_a_model_that_cannot_go_on_is_named(golden: Golden, notebook: Notebook) -> None:
+def test_unusable_model_is_named(golden: Golden, notebook: Notebook) -> None:
     for others in OTHERS:
         shown = failed(notebook, "fsdp1", "forward", others)
         golden.line(shown, "model: ")
@@ -168,7 +168,7 @@ def test_parameters_that_differ_are_named_where_the_group_stays(
     assert seen(notebook, IDENTITY) == before
 
 
-def test_what_a_rank_that_died_has_taken_along_is_named(golden: Golden, notebook: Notebook) -> None:
+def test_shards_lost_with_a_rank_are_named(golden: Golden, notebook: Notebook) -> None:
     notebook.run(MAKE.format("hsdp"))
     notebook.run(GROUPS)
     error = notebook.fail("%%sky_broadcast\nif rank == 2:\n    os._exit(3)\ndist.barrier()")

@@ -77,7 +77,7 @@ def alike(one: Any, other: Any) -> bool:
     )
 
 
-def test_a_module_of_fully_shard_comes_as_the_users_own_class(pool: Any) -> None:
+def test_fully_sharded_module_is_pulled_as_its_own_class(pool: Any) -> None:
     """With whole parameters and gradients, without FSDP's hooks, and the optimizer holds its parameters."""
     plain, plain_optimizer = expected()
     for net, optimizer in sharded("fully_shard") @ pool:
@@ -98,7 +98,7 @@ def test_a_module_of_fully_shard_comes_as_the_users_own_class(pool: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["flat", "original"])
-def test_a_fully_sharded_data_parallel_module_comes_as_what_it_wraps(pool: Any, kind: str) -> None:
+def test_fsdp_module_is_pulled_as_the_module_it_wraps(pool: Any, kind: str) -> None:
     plain, _ = expected()
 
     @sky.function
@@ -111,7 +111,7 @@ def test_a_fully_sharded_data_parallel_module_comes_as_what_it_wraps(pool: Any, 
         net(torch.ones(1, 5)).sum().backward()
 
 
-def test_the_training_goes_on_after_a_model_was_brought(pool: Any) -> None:
+def test_training_continues_after_pulling_the_model(pool: Any) -> None:
     @sky.function
     def keep(kind: str) -> None:
         import __main__
@@ -189,7 +189,7 @@ def refused(pool: Any, call: Any, words: str, one: bool = False) -> None:
     assert "cannot pickle" not in str(caught.value)
 
 
-def test_a_part_alone_is_refused_with_what_to_do(pool: Any) -> None:
+def test_single_shard_is_refused_with_a_remedy(pool: Any) -> None:
     @sky.function
     def alone() -> Any:
         return row.local() if sky.instance_info().rank == 0 else 5
@@ -230,11 +230,9 @@ def of_the_ranks(what: str) -> Any:
         ("original", "get_optimizer_state_dict"),
     ],
 )
-def test_what_lives_on_the_ranks_alone_is_refused_in_words(
-    pool: Any, what: str, words: str
-) -> None:
+def test_rank_only_objects_are_refused_with_a_reason(pool: Any, what: str, words: str) -> None:
     refused(pool, of_the_ranks(what), words)
 
 
-def test_a_run_of_some_ranks_says_who_has_the_rest(pool: Any) -> None:
+def test_run_on_some_ranks_names_holders_of_other_shards(pool: Any) -> None:
     refused(pool, row(), "does not take part in this run", one=True)

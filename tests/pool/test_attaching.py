@@ -36,7 +36,7 @@ total + rank
 """
 
 
-def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> None:
+def test_run_continues_in_another_notebook_without_loss(desk: Desk) -> None:
     count = 300
     shown: list[Shown] = []
     with desk.notebook(desk.made) as first:
@@ -65,9 +65,10 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         third.run("%sky_down lab")
 
 
-def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_what_goes_on(
+def test_attach_gets_finished_results_and_running_cells(
     desk: Desk,
 ) -> None:
+    """Each kernel is killed during a cell; the next one attaches after the cell's end, or while it runs."""
     with desk.notebook(desk.made) as notebook:
         desk.left_alone(
             notebook, GATED + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)"
@@ -123,7 +124,7 @@ def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_wh
         assert "no pool 'lab' was left" in notebook.fail("%sky_attach lab").evalue
 
 
-def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by_another_machine(
+def test_live_notebook_keeps_its_pool_unless_taken_over(
     desk: Desk,
 ) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
@@ -184,7 +185,7 @@ def taken_by_another_machine(desk: Desk, first: Notebook) -> None:
     assert [one for one in laptop.records.iterdir() if one.suffix != ".lock"] == []
 
 
-def test_a_cell_that_nobody_comes_back_for_is_stopped_and_a_pool_that_is_gone_is_told(
+def test_abandoned_cell_is_stopped_and_lost_pool_reported(
     desk: Desk,
 ) -> None:
     said = desk.folder / "said"

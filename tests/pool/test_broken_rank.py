@@ -104,9 +104,7 @@ dist.barrier()""")
 @pytest.mark.parametrize(
     "name", ["dist.all_gather", "dist.all_reduce", "dist.all_gather_object", "builtins.open"]
 )
-def test_a_function_that_rank_0_has_replaced_costs_nobody_anything(
-    notebook: Notebook, name: str
-) -> None:
+def test_function_replaced_on_rank_0_affects_no_other_rank(notebook: Notebook, name: str) -> None:
     notebook.run(f"{SETUP}\nplain = {name}")
     failing = f"{name} = None\n    raise ValueError('planted')"
     assert (

@@ -47,7 +47,7 @@ def jump(tmp_path: Path) -> Iterator[tuple[Notebook, Jump]]:
 
 
 @pytest.mark.parametrize("seconds", [DAY, -DAY], ids=["ahead", "back"])
-def test_a_pool_goes_on(jump: tuple[Notebook, Jump], seconds: int) -> None:
+def test_pool_continues(jump: tuple[Notebook, Jump], seconds: int) -> None:
     notebook, jumps = jump
     notebook.run("%%sky_broadcast -o before\nimport time\nkept = 7; time.time()")
     jumps(seconds)
@@ -75,9 +75,7 @@ def test_a_pool_goes_on(jump: tuple[Notebook, Jump], seconds: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [DAY, -DAY], ids=["ahead", "back"])
-def test_a_cell_under_way_goes_on(
-    jump: tuple[Notebook, Jump], tmp_path: Path, seconds: int
-) -> None:
+def test_running_cell_continues(jump: tuple[Notebook, Jump], tmp_path: Path, seconds: int) -> None:
     notebook, jumps = jump
     way = gate(tmp_path)
     cell = (

@@ -63,7 +63,7 @@ def kill(notebook: Notebook, rank: int) -> None:
 
 
 @needs_torch
-def test_a_training_goes_on(notebook: Notebook) -> None:
+def test_training_continues(notebook: Notebook) -> None:
     undisturbed = []
     notebook.run(SETUP)
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_model_and_optimizer_by_name(golden: Golden, notebook: Notebook) -> None
     assert found[0][2] == "DistributedDataParallel"
 
 
-def test_values_that_are_not_torch_and_what_their_functions_use(notebook: Notebook) -> None:
+def test_non_torch_values_and_their_dependencies(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\nimport numpy as np\nrank = int(os.environ['RANK']) if 'os' in globals() else -1\n"
         "big = np.full(300_000, 7.0)\nview = big[:10]\nclass Box:\n    def __init__(self, n): self.n = n\n"
@@ -148,7 +148,7 @@ def test_a_name_of_which_the_notebook_has_an_older_value(
     assert notebook.value("found") == [9, 9, 9]
 
 
-def test_a_class_of_a_module_beside_the_notebook(notebook: Notebook) -> None:
+def test_class_of_a_local_module(notebook: Notebook) -> None:
     (notebook.folder / "shapes.py").write_text(
         "class Square:\n    def __init__(self, a): self.a = a\n"
     )
@@ -170,7 +170,7 @@ BAD = {
 """The last: what cannot be made again from what has travelled."""
 
 
-def test_what_is_refused_changes_nothing(notebook: Notebook) -> None:
+def test_refused_requests_change_nothing(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\nimport os\nkept = [int(os.environ['RANK'])]\nstream = (i for i in range(3))\nclass Fussy:\n"
         "    def __reduce__(self):\n        return int, ('no number',)\nfussy = Fussy()"

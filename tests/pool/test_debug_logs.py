@@ -30,6 +30,7 @@ def in_order(log: str, *patterns: str) -> None:
 
 @pytest.mark.needs("sshd")
 def test_hang_death_and_lost_node_are_found_in_order(tmp_path: Path) -> None:
+    """Provokes the three failures, and finds each step in the collected debug logs."""
     settings = ("%config SkyMagic.stall_after = 1.0", ON)
     with ssh_desk(tmp_path) as desk, desk.notebook(*settings, desk.made, RANK) as notebook:
         assert notebook.fail(HANG).ename

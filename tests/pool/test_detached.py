@@ -61,7 +61,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield desk
 
 
-def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None:
+def test_local_pool_continues_without_its_notebook(desk: Desk) -> None:
+    """The first kernel is killed during a cell; the second one attaches to the detached pool."""
     gone, gate = desk.folder / "gone", desk.folder / "gate"
     with desk.notebook(desk.made) as first:
         cell = first.start(
@@ -130,7 +131,7 @@ def restarted_amid_a_cell(notebook: Notebook, gate: Path) -> list[psutil.Process
     return ranks
 
 
-def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(desk: Desk) -> None:
+def test_kernel_restart_during_a_cell_replaces_the_pool(desk: Desk) -> None:
     with desk.notebook("%sky_pool brief --ranks 2") as notebook:
         assert "--detach" in notebook.fail("%%sky_sh --detach\ntrue").text
         ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
@@ -145,9 +146,10 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         )
 
 
-def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_and_one_that_is_shut_down_leaves_its_script(
+def test_restarted_kernel_attaches_to_its_detached_pool(
     desk: Desk,
 ) -> None:
+    """The kernel is restarted during a cell, and later shut down during a script."""
     gate = desk.folder / "gate-of-the-script"
     with desk.notebook(desk.made) as first:
         ranks = restarted_amid_a_cell(first, desk.folder / "gate")
@@ -183,7 +185,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
         second.run(f"%sky_down {desk.pool}")
 
 
-def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
+def test_abandoned_pool_ends(desk: Desk) -> None:
     with desk.notebook("%config SkyMagic.away = '1s'", desk.made) as first:
         found = json.loads(desk.ran("status", desk.pool, "--json")[1])["pools"]
         ranks = [
@@ -211,7 +213,7 @@ def test_one_that_ends_with_its_notebook_does_not_fit(golden: Golden) -> None:
     assert Local(detached=True).fields == {"detached": True}
 
 
-def test_how_it_is_ended_is_said(
+def test_reminder_says_how_to_end_the_pool(
     golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -224,7 +226,7 @@ def test_how_it_is_ended_is_said(
     assert list((tmp_path / "skymagic" / "pools").iterdir()) == []
 
 
-def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
+def test_possibly_seen_output_is_repeated_with_a_note(desk: Desk) -> None:
     gate = desk.folder / "gate"
     with desk.notebook(desk.made) as first:  # killed before it acknowledges what it has shown
         seen = first.start(WAITS.replace("GATE", repr(str(gate))))
@@ -269,6 +271,7 @@ def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:
 
 
 def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
+    """Each message of the first notebook names the second one, which took the pool over."""
     name, gate = desk.pool, desk.folder / "gate"
     with desk.notebook(desk.made) as first, desk.notebook() as second:
         first.run("%%sky_broadcast\nkept = 5")
@@ -344,7 +347,7 @@ def attached_to_the_rest(desk: Desk, notebook: Notebook, gate: Path) -> None:
     notebook.run(f"%sky_down {desk.pool}")
 
 
-def test_attaching_says_which_cell_was_interrupted(desk: Desk) -> None:
+def test_attach_names_the_interrupted_cell(desk: Desk) -> None:
     cell = REPORTS.replace("FIRST", "'/dev/null'").replace("GATE", repr(str(desk.folder / "gate")))
     with desk.notebook(desk.made) as notebook:
         shown = notebook.start(cell)

@@ -29,7 +29,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield desk
 
 
-def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
+def test_attach_uses_live_nodes_and_names_lost_ones(desk: Desk) -> None:
+    """Two hosts; the second one loses its power while no notebook is attached."""
     first, second = desk.hosts
     with desk.notebook(desk.made) as notebook:
         notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")

@@ -26,11 +26,11 @@ def hanging(
 
 
 @pytest.mark.parametrize("joining", [WORKS, None], ids=["answers", "is too broken to answer"])
-def test_a_rank_that_sleeps_where_it_waits_for_nobody_hangs(joining: Any) -> None:
+def test_rank_asleep_outside_a_wait_hangs(joining: Any) -> None:
     assert hanging(ASLEEP, joining) == [1]
 
 
-def test_a_rank_that_runs_what_a_cell_has_replaced_hangs_also_at_work() -> None:
+def test_hang_is_detected_in_a_function_that_a_cell_replaced() -> None:
     assert hanging((ThreadUsage("R", 1.0), ThreadUsage("R", 6.0)), IN_CELL) == [1]
 
 
@@ -49,6 +49,6 @@ def test_a_slow_rank_does_not(usage: tuple[Any, Any], joining: Any) -> None:
     assert hanging(usage, joining) == []
 
 
-def test_nor_one_that_has_time_left_or_for_which_nobody_waits() -> None:
+def test_rank_with_time_left_or_unawaited_does_not_hang() -> None:
     assert hanging(ASLEEP, WORKS, seconds=HANG_DEADLINE - 0.1) == []
     assert hanging(ASLEEP, WORKS, others=WORKS) == []

@@ -59,9 +59,7 @@ def test_while_it_ships(first: Notebook) -> None:
     killed(first)
 
 
-def test_before_the_first_output_and_while_it_attaches_and_gathers(
-    desk: Desk, first: Notebook
-) -> None:
+def test_kill_before_output_while_attaching_and_gathering(desk: Desk, first: Notebook) -> None:
     begun, gate = desk.folder / "begun", desk.folder / "gate"
     begun.mkdir()
     cell = f"""%%sky_broadcast -o sizes -g large
@@ -158,7 +156,7 @@ def test_two_attach_at_the_same_moment(desk: Desk) -> None:
 
 
 @HERE
-def test_two_attach_where_nobody_can_lock(desk: Desk) -> None:
+def test_two_notebooks_attach_without_file_locks(desk: Desk) -> None:
     both_attach(
         desk, NO_LOCKS, rounds=50
     )  # the agent's news of the other may come after some short cells

@@ -20,7 +20,7 @@ def test_without_limits_nothing_is_ever_due() -> None:
     assert (lifetime.due, lifetime.reason(1e9)) == (None, "")
 
 
-def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell(
+def test_idle_time_counts_from_ready_and_from_the_last_cell(
     golden: Golden,
 ) -> None:
     lifetime = Lifetime(1800.0, None, 100.0)
@@ -40,7 +40,7 @@ def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell
     assert lifetime.reason(20_000.0) == ""
 
 
-def test_a_lifetime_ends_whoever_is_at_work_and_the_first_of_two_limits_is_due() -> None:
+def test_lifetime_ends_busy_pools_and_first_limit_counts() -> None:
     lifetime = Lifetime(60.0, 90.0, 0.0)
     lifetime.begin(0)
     assert lifetime.due == 90.0
@@ -53,7 +53,7 @@ def test_a_lifetime_ends_whoever_is_at_work_and_the_first_of_two_limits_is_due()
     assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
 
 
-def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest(golden: Golden) -> None:
+def test_absence_counts_once_the_ranks_are_idle(golden: Golden) -> None:
     lifetime = Lifetime(None, None, 0.0, away=60.0)
     lifetime.begin(0)
     lifetime.begin("run 7")
@@ -129,7 +129,7 @@ def wait_until_ended(notebook: Notebook, but: Collection[int] = ()) -> None:
     assert not psutil.wait_procs([child for child in family if child.pid not in but], DEADLINE)[1]
 
 
-def test_an_idle_pool_ends_is_told_and_made_anew(golden: Golden, notebook: Notebook) -> None:
+def test_idle_pool_ends_with_a_note_and_is_restarted(golden: Golden, notebook: Notebook) -> None:
     notebook.run("%sky_pool other --ranks 1")
     others = {child.pid for child in psutil.Process(notebook.pid).children(recursive=True)}
     line = "%sky_pool short --ranks 1 --idle 1s"
@@ -174,7 +174,7 @@ def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: st
         notebook.run("%sky_down --all")
 
 
-def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(
+def test_cell_at_the_end_of_the_lifetime_fails_with_reason(
     golden: Golden,
     notebook: Notebook,
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(
     notebook.run("%sky_down --all")
 
 
-def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Notebook) -> None:
+def test_pool_lost_after_its_lifetime_ended_as_planned(notebook: Notebook) -> None:
     notebook.run(
         "import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')"
     )
@@ -200,7 +200,7 @@ def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Not
     notebook.run("%sky_down")
 
 
-def test_a_pool_whose_life_is_over_before_it_is_ready_says_so(notebook: Notebook) -> None:
+def test_lifetime_over_before_ready_is_reported(notebook: Notebook) -> None:
     failed = notebook.fail("%sky_pool --nodes 1 --max-lifetime 0.01s")
     assert failed.ename == "ProvisionError"
     assert "the pool ended after 0.01s (--max-lifetime 0.01s)" in failed.evalue

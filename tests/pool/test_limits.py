@@ -53,7 +53,7 @@ def script(folder: Path, body: str, *before: str, apart: bool = False) -> str:
 LIMIT = "%%sky_broadcast -o limits\nimport resource\nresource.getrlimit(resource.RLIMIT_NOFILE)[0]"
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_the_system_lets_us(tmp_path: Path) -> None:
+def test_open_file_limit_is_raised_to_the_maximum(tmp_path: Path) -> None:
     body = f"""
 cell("%sky_pool --ranks 2")
 cell({LIMIT!r})
@@ -63,9 +63,7 @@ cell("%sky_down")
     assert "at work: [2000, 2000]" in script(tmp_path, body, "ulimit -Sn 140; ulimit -Hn 2000")
 
 
-def test_fewer_open_files_than_ranks_need_are_told_before_the_start(
-    golden: Golden, tmp_path: Path
-) -> None:
+def test_too_few_open_files_are_reported_before_the_start(golden: Golden, tmp_path: Path) -> None:
     body = "print(fails('%sky_pool --ranks 2'))\nprint(fails('%sky_pool --ranks 100 -y'))"
     said = script(tmp_path, body, "ulimit -n 140")
     golden.line(said, "2 ranks ", " 144 ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skymagic.pool.messages import suggest_without_ranks, variables_then, ways_without
+from skymagic.pool.messages import suggest_without_ranks, suggestions_without_ranks, variables_then
 from skymagic.run.results import RankFailure, heading, other_failure_lines
 from tests.lab.golden import Golden
 
@@ -20,18 +20,18 @@ from tests.lab.golden import Golden
         ((0, 1), 2, "%sky_restart tries to reach them again"),
     ],
 )
-def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
+def test_suggestion_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
     assert suggest_without_ranks(lost, world_size).startswith(told)
 
 
 def test_each_way_without_some_ranks_is_a_sentence(golden: Golden) -> None:
-    keep, again = ways_without((1,), 2)
+    keep, again = suggestions_without_ranks((1,), 2)
     assert suggest_without_ranks((1,), 2) == f"{keep}; {again}"
-    assert ways_without((0, 1), 2) == [again]
-    golden(ways_without((1,), 2, replaced=True))
+    assert suggestions_without_ranks((0, 1), 2) == [again]
+    golden(suggestions_without_ranks((1,), 2, replaced=True))
 
 
-def test_what_becomes_of_variables(golden: Golden) -> None:
+def test_resize_reports_the_fate_of_variables(golden: Golden) -> None:
     golden(variables_then(1, 2, []))
     golden(variables_then(4, 2, []))
 

@@ -100,7 +100,7 @@ def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
 HEAVY = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
 
 
-def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_another_shape(
+def test_cell_options_make_a_pool_and_reuse_it_if_equal(
     golden: Golden,
     notebook: Notebook,
 ) -> None:
@@ -158,7 +158,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ mistakes
 
 
-def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
+def test_missing_local_resources_are_reported_at_once(notebook: Notebook) -> None:
     error = notebook.fail(
         "%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391"
     )
@@ -183,7 +183,7 @@ def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
         "%sky_push x --pool nowhere",
     ],
 )
-def test_a_pool_that_is_not_there(notebook: Notebook, line: str) -> None:
+def test_missing_pool_is_explained(notebook: Notebook, line: str) -> None:
     notebook.run("x = 1")
     error = notebook.fail(line, "no-pool")
     assert notebook.fields()["names"] == ("nowhere",)
@@ -221,7 +221,7 @@ def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
     assert notebook.value("r") == [1, 1]
 
 
-def test_third_party_plugin_is_entered_once_for_each_process_and_left(
+def test_third_party_plugin_is_entered_and_left_per_process(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     """With the pool ends what a rank has started."""
@@ -249,6 +249,7 @@ NAMES = (
 
 
 def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebook) -> None:
+    """Compares each rank's environment with torchrun's and its `sky.instance_info()`."""
     notebook.run(
         "%sky_pool --nodes 2 --procs-per-node 2 --plugin torch --env GIVEN='with blank' --secret POOL_TEST_SECRET"
     )
@@ -315,9 +316,7 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
 
 
 @pytest.mark.parametrize("options", ["--dry-run", "", "--cpus 9999"])
-def test_a_secret_that_is_not_there_is_refused(
-    golden: Golden, notebook: Notebook, options: str
-) -> None:
+def test_missing_secret_is_refused(golden: Golden, notebook: Notebook, options: str) -> None:
     refused = notebook.fail(f"%sky_pool unset --nodes 1 --secret NOT_SET_ANYWHERE {options}")
     golden(refused.text, hide=[r"\(\d+ CPUs?\)"])
     assert ("9999" in refused.text) == ("9999" in options)  # all mistakes at once
@@ -332,7 +331,7 @@ atexit.register(lambda: pathlib.Path('pools').write_text(repr(registry.pools()))
 """What came before the pools ends after them: it may hang, as ipykernel's own end does."""
 
 
-def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that_is_shut_down(
+def test_notebooks_are_independent_and_shutdown_is_clean(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     with opened(tmp_path, LATER) as other:
@@ -406,7 +405,7 @@ def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Pa
     assert gone(processes) == []
 
 
-def test_a_start_beside_files_with_names_of_pythons_own(notebook: Notebook) -> None:
+def test_start_beside_files_named_like_python_modules(notebook: Notebook) -> None:
     """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does."""
     wrong = notebook.folder / "selectors.py"
     wrong.write_text("raise RuntimeError('the wrong one')")
@@ -425,9 +424,7 @@ if "skymagic.kernels.agent.agent" in sys.orig_argv:
 """
 
 
-def test_a_rank_that_is_ready_before_its_forkserver_has_told_of_it(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_rank_ready_before_its_fork_is_reported(notebook: Notebook, tmp_path: Path) -> None:
     """As on a busy machine."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_FORK)
     notebook.run(

@@ -48,7 +48,7 @@ def waiting(gate: Path, end: str = "print('after', rank)") -> str:
     return f"%%sky_broadcast -a --only all\nprint('before', rank, flush=True)\nif rank == 0: open({str(gate)!r}).read()\n{end}"
 
 
-def test_a_second_notebook_is_told_who_has_the_pool(room: Room) -> None:
+def test_second_notebook_learns_who_has_the_pool(room: Room) -> None:
     for name in ("lab", next(room.desk.records.glob("*.json")).stem):
         refused = room.second.fail(f"%sky_attach {name}")
         assert "\n" not in refused.evalue
@@ -93,7 +93,7 @@ def test_programs_read_logs(room: Room) -> None:
     assert (pool["name"], pool["left"], pool["hosts"]) == ("lab", False, ["h1", "h2"])
 
 
-def test_taking_over_and_what_stays(room: Room) -> None:
+def test_take_over_keeps_the_pools_settings(room: Room) -> None:
     room.second.run("%sky_attach lab --take-over")
     room.second.run("%sky_pull held")
     assert room.second.value("held") == [[1, 2, 3]] * 2

@@ -18,7 +18,7 @@ from skymagic.errors import PoolError
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
-from skymagic.plan.units import roughly
+from skymagic.plan.units import rough_duration
 from skymagic.pool import keys, records
 from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
@@ -79,7 +79,7 @@ def test_written_read_and_removed(state: Path) -> None:
     assert records.readable_records() == [two]
 
 
-def test_a_pool_that_ended_with_its_kernel_is_told_to_its_folder(
+def test_pool_that_ended_with_its_kernel_leaves_a_note(
     golden: Golden, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = of_the_dead()
@@ -143,7 +143,7 @@ def test_a_record_without_a_key_is_refused(state: Path) -> None:
         keys.read("lab-0a1b2c3d")
 
 
-def test_a_key_is_shown_nowhere(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_is_never_shown(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = with_key()
     records.write(one)
     assert one.key is not None
@@ -161,7 +161,7 @@ def test_a_key_is_saved_by_the_owner_alone(state: Path) -> None:
     records.save_key("lab-0a1b2c3d", key)
     assert records.readable_records() == [record(process="1 1 another")]
     records.hand_over(record())
-    assert records.own("lab-0a1b2c3d")
+    assert records.is_own("lab-0a1b2c3d")
 
 
 def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
     assert records.readable_records() == []
 
 
-def test_only_pools_whose_notebook_is_gone_are_told(golden: Golden) -> None:
+def test_only_pools_of_dead_notebooks_are_listed(golden: Golden) -> None:
     gone = of_the_dead()
     pid, ticks, boot = record().process.split()
     there = [record(), record(process=gone, machine="another")]
@@ -211,7 +211,7 @@ def test_a_clock_that_was_changed_changes_nothing() -> None:
     assert [one.job_id for one in records.readable_records()] == ["lab-0a1b2c3d", "lab-00000002"]
     assert not records.is_left(later)
     assert records.is_left(replace(later, process=of_the_dead()))
-    assert roughly(-1e7) == "0s"
+    assert rough_duration(-1e7) == "0s"
 
 
 WRITES = """
@@ -246,7 +246,7 @@ def test_two_notebooks_write_at_once_and_are_killed_amidst_it(state: Path) -> No
     assert list(state.iterdir()) == []
 
 
-def test_what_its_hosts_do_not_run_is_forgotten() -> None:
+def test_pools_not_running_on_their_hosts_are_forgotten() -> None:
     left = record(process=of_the_dead())
     alive, elsewhere = (
         record("lab-00000002"),

@@ -49,9 +49,7 @@ def broken() -> tuple[Pool, Broken]:
     return pool, survey
 
 
-def test_what_a_provider_cannot_release_is_named(
-    golden: Golden, broken: tuple[Pool, Broken]
-) -> None:
+def test_unreleased_resources_are_named(golden: Golden, broken: tuple[Pool, Broken]) -> None:
     pool, survey = broken
     pool.start(print)
     agent = Path(pool.agents.started[0].directory)

@@ -41,7 +41,7 @@ def kept(notebook: Notebook) -> list[object]:
     return notebook.value("[place[-1] for place in places]")
 
 
-def test_nodes_are_added_and_released_and_the_others_keep_what_they_have(
+def test_resize_keeps_variables_of_remaining_nodes(
     golden: Golden,
     notebook: Notebook,
 ) -> None:
@@ -105,9 +105,7 @@ model.module.weight.grad.item();"""
     assert notebook.value("sums") == [(3, 6.0)] * 3
 
 
-def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_restarted_ranks_are_announced(golden: Golden, notebook: Notebook) -> None:
     notebook.run(
         "import skymagic as sky\nfrom skymagic.plugins import Plugin\n"
         "pool = sky.Compute(nodes=2, name='stiff', plugins=[Plugin(name='stiff', rejoin=None)]).start()"
@@ -123,7 +121,7 @@ def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(
         before = now
 
 
-def test_what_cannot_be_leaves_the_pool_as_it_was_runs_wait_for_it_and_the_stop_button_does_not_tear_it(
+def test_failed_or_stopped_resize_leaves_the_pool_intact(
     notebook: Notebook,
 ) -> None:
     notebook.run("%sky_pool --nodes 3")
@@ -149,7 +147,7 @@ def test_what_cannot_be_leaves_the_pool_as_it_was_runs_wait_for_it_and_the_stop_
 
 
 @pytest.mark.needs("sshd")
-def test_a_pool_of_hosts_is_made_anew_and_it_is_said(tmp_path: Path) -> None:
+def test_host_pool_is_restarted_with_a_note(tmp_path: Path) -> None:
     with pooled("ssh", tmp_path / "pool") as notebook:
         notebook.run("%%sky_broadcast\nkept = 5")
         before = pids(notebook)

@@ -48,7 +48,7 @@ def stopped(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("end", [*ENDS, "it is stopped"])
-def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: str) -> None:
+def test_restart_during_a_recovery_is_the_only_one(notebook: Notebook, end: str) -> None:
     times: list[float] = []
     for number in range(REPETITIONS):
         notebook.run("%%sky_broadcast\nimport os, time, torch.distributed as dist")
@@ -85,7 +85,7 @@ agents.respawn, recovery._replace = held, asks"""
 """A recovery that starts ranks only once somebody has asked for a restart."""
 
 
-def test_a_restart_that_comes_while_a_recovery_starts_ranks_starts_each_once(
+def test_restart_during_a_recovery_starts_each_rank_once(
     notebook: Notebook,
 ) -> None:
     notebook.run(HELD)

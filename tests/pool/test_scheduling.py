@@ -34,7 +34,7 @@ def test_reservations_of_different_ranks_go_side_by_side() -> None:
         pass
 
 
-def test_a_reservation_waits_for_those_before_it_that_share_a_rank() -> None:
+def test_reservation_waits_for_earlier_ones_of_its_ranks() -> None:
     scheduler = Scheduler()
     with scheduler.request([0, 1]):
         second = Waiting(scheduler, scheduler.request([1, 2]))
@@ -51,7 +51,7 @@ def test_a_reservation_waits_for_those_before_it_that_share_a_rank() -> None:
     third.end()
 
 
-def test_an_urgent_reservation_goes_before_those_that_wait() -> None:
+def test_urgent_reservation_precedes_waiting_ones() -> None:
     scheduler = Scheduler()
     with scheduler.request([0]):
         late = Waiting(scheduler, scheduler.request([0]))
@@ -92,12 +92,12 @@ def test_an_interrupt_while_waiting_gives_the_reservation_up(
         pass
 
 
-def test_the_least_loaded_ranks_come_round_robin() -> None:
+def test_least_loaded_ranks_are_chosen_round_robin() -> None:
     scheduler = Scheduler()
     assert [scheduler.least_loaded(3)[0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_ranks_that_work_come_last() -> None:
+def test_busy_ranks_are_chosen_last() -> None:
     scheduler = Scheduler()
     with scheduler.request([1, 2]):
         scheduler.request([2])

@@ -26,7 +26,7 @@ CELLS = (
 )
 
 
-def test_secrets_are_shown_nowhere(tmp_path: Path) -> None:
+def test_secrets_are_never_shown(tmp_path: Path) -> None:
     with opened(tmp_path, "import skymagic", env={"SWORD": "swordfish-value"}) as notebook:
         shown = [notebook.finish(notebook.start(cell)) for cell in CELLS]
         texts = [

@@ -81,7 +81,7 @@ def test_a_pool_that_runs_and_fits_is_used() -> None:
     assert started(asked(name="third"), [first]) == Make("third", asked(name="third"))
 
 
-def test_no_provider_is_looked_for_where_a_pool_runs() -> None:
+def test_no_provider_is_sought_if_a_pool_runs() -> None:
     def looked(request: PoolRequest) -> PoolRequest:
         raise AssertionError
 
@@ -94,7 +94,7 @@ def test_no_provider_is_looked_for_where_a_pool_runs() -> None:
     assert started(asked(provider="local"), [], read()) == Make("main", asked(provider="local"))
 
 
-def test_another_number_of_nodes_is_a_resize_where_that_is_asked_for() -> None:
+def test_other_node_count_resizes_if_requested() -> None:
     main = own("main")
     wanted = replace(main.plan.request, nodes=4, resizes="main-1")
     assert started(asked(nodes=4), [main], resize=True) == Resize(main, wanted)
@@ -116,7 +116,7 @@ def test_another_pool_of_the_name_is_in_the_way(golden: Golden) -> None:
     )
 
 
-def test_a_lazy_request_is_declared_and_made_by_what_needs_it() -> None:
+def test_lazy_pool_starts_on_first_use() -> None:
     lazy = asked(nodes=2, lazy=True)
     assert started(lazy, []) == Declare("main", lazy)
     assert started(lazy, [], start=True) == Make("main", lazy)
@@ -141,7 +141,7 @@ def test_a_rented_pool_that_was_left_and_fits_is_attached() -> None:
     assert started(LAZY, [], [lab]) == Attach(lab, LAZY), "it runs, and costs nothing more"
 
 
-def test_where_nothing_is_said_of_the_provider_the_one_that_serves_it_counts() -> None:
+def test_request_without_provider_matches_the_running_pool() -> None:
     lab = rented("lab")
     anywhere = asked(nodes=2)
     assert started(anywhere, [], [lab]) == Make("main", anywhere)
@@ -168,7 +168,7 @@ def test_a_rented_pool_of_the_name_is_in_the_way(
     assert started(RENT, [], [recorded]) == Make("main", RENT), "without its name it is passed over"
 
 
-def test_what_follows_where_the_cloud_knows_better() -> None:
+def test_cloud_knowledge_overrides_the_record() -> None:
     record = rented("lab")
     assert after_refusal(Attach(record, RENT), "missing", False) == Make("main", RENT)
     assert after_refusal(Attach(record, LAZY), "missing", False) == Declare("main", LAZY)

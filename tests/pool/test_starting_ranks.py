@@ -46,9 +46,7 @@ def test_all_ranks_restart_after_the_folder_is_deleted(notebook: Notebook, tmp_p
         assert works(notebook)
 
 
-def test_ranks_that_died_come_back_after_the_folder_is_deleted(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_dead_ranks_return_after_the_folder_is_deleted(notebook: Notebook, tmp_path: Path) -> None:
     delete_folders(tmp_path)
     notebook.fail("%%sky_broadcast -t 0,1\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert works(notebook)

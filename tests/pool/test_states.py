@@ -63,14 +63,14 @@ def test_stop_is_legal_everywhere_twice(state: State) -> None:
         (State.STOPPING, PoolEvent.STARTED, ["is stopping"]),
     ],
 )
-def test_a_refusal_says_what_is_allowed(state: State, event: PoolEvent, words: list[str]) -> None:
+def test_refusal_lists_allowed_actions(state: State, event: PoolEvent, words: list[str]) -> None:
     with pytest.raises(PoolStateError) as refused:
         state_after(state, event, "lab")
     for word in words:
         assert word in str(refused.value)
 
 
-def test_a_refusal_offers_only_what_the_table_grants() -> None:
+def test_allowed_events_are_in_the_table() -> None:
     for state in State:
         for event in allowed_events(state):
             assert (state, event) in MOVES
@@ -83,7 +83,7 @@ def test_every_state_has_a_sentence_and_a_way_in() -> None:
 
 
 @given(st.lists(st.sampled_from(PoolEvent)))
-def test_any_sequence_is_refused_or_followed_and_can_always_be_stopped(
+def test_any_event_sequence_is_valid_or_refused_and_can_stop(
     events: list[PoolEvent],
 ) -> None:
     state = State.NEW

@@ -32,7 +32,7 @@ def rows(*states: str, host: str = "") -> list[tuple[object, ...]]:
     ]
 
 
-def test_hosts_are_set_up_before_there_are_ranks() -> None:
+def test_hosts_being_set_up_are_shown_without_ranks() -> None:
     step = environment_step("h2", "installing packages", 0.5)
     shown = messages.starting_view(status(PoolEvent.START), [], 0.0, {"h2": step})
     assert (shown.state, shown.ended) == ("starting …", False)
@@ -61,7 +61,7 @@ def test_rented_machines_are_requested_and_have_names_then() -> None:
     ]
 
 
-def test_ranks_come_up() -> None:
+def test_ranks_start() -> None:
     shown = messages.starting_view(
         status(PoolEvent.START), rows("starting", "starting", "starting", "starting"), 0.0, {}
     )
@@ -102,7 +102,7 @@ def test_nodes_of_this_machine_are_one() -> None:
     assert (node.name, len(node.ranks)) == ("laptop", 4)
 
 
-def test_what_costs_and_many_hosts_are_told_in_a_word(golden: Golden) -> None:
+def test_costs_and_many_hosts_are_summarized(golden: Golden) -> None:
     pool = status(hosts=tuple(f"gpu{number}" for number in range(8)), price=12.5)
     golden(messages.about(pool))
     golden(messages.pool_view(pool, [], seconds=1800.0).about[-1])

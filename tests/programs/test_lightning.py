@@ -29,7 +29,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @needs_lightning
-def test_trainer_trains_twice_over_all_ranks_and_keeps_a_checkpoint(notebook: Notebook) -> None:
+def test_trainer_fits_twice_on_all_ranks_with_checkpoint(notebook: Notebook) -> None:
     first, second = ran(notebook, "lightning_trainer")
     assert first["world"] == [(2, 0, 1, 2)] * 2
     assert second["world"] == [(2, 1, 1, 2)] * 2
@@ -60,7 +60,7 @@ def test_its_progress_bar_ends_at_100_percent(notebook: Notebook) -> None:
 
 
 @needs_lightning
-def test_ranks_outlive_native_code_that_holds_the_interpreter_after_a_fit(
+def test_ranks_survive_blocking_native_code_after_a_fit(
     notebook: Notebook,
 ) -> None:
     """Lightning gives all signals the handlers that Python knows of: that of skymagic's looks at stacks is set in C."""
@@ -94,7 +94,7 @@ def test_a_model_sharded_with_torchs_fully_shard(notebook: Notebook) -> None:
 
 
 @needs_lightning
-def test_its_own_fsdp_wants_gpus_and_says_so(notebook: Notebook) -> None:
+def test_fsdp_without_gpus_is_explained(notebook: Notebook) -> None:
     failed = notebook.fail(
         "%%sky_broadcast\nL.Trainer(strategy='fsdp', accelerator='cpu', logger=False)"
     )
@@ -135,7 +135,7 @@ ALONE = InstanceInfo()
         (("auto", 1, "auto"), ALONE, True, 0, ([0], 1)),
     ],
 )
-def test_what_is_filled_in(
+def test_defaults_are_filled_in(
     asked: tuple[Any, int, str],
     info: InstanceInfo,
     together: bool,

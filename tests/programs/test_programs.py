@@ -54,7 +54,7 @@ def test_a_state_that_is_made_before_the_accelerator(notebook: Notebook) -> None
 
 
 @needs_accelerate
-def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(
+def test_launchers_are_refused_with_an_alternative(
     notebook: Notebook,
 ) -> None:
     failed = notebook.fail(f"%%sky_broadcast\n{program('launched_from_a_cell')}")
@@ -64,7 +64,7 @@ def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(
     assert shown.text.count("trained at 0.2") == 2, "one process is the rank itself"
 
 
-def test_processes_that_would_know_nothing_of_the_cell_are_refused(notebook: Notebook) -> None:
+def test_processes_without_the_cells_names_are_refused(notebook: Notebook) -> None:
     failed = notebook.fail(f"%%sky_broadcast\n{program('spawned')}")
     assert "call work() itself" in failed.evalue
     forked = "mp.start_processes(work, nprocs=1, start_method='fork')"
@@ -79,7 +79,7 @@ def test_every_collective_takes_its_arguments_by_keyword(notebook: Notebook) -> 
     assert first["left_out"] == second["left_out"] == {}
 
 
-def test_a_sharded_model_comes_whole_in_each_way(notebook: Notebook) -> None:
+def test_sharded_model_is_pulled_whole(notebook: Notebook) -> None:
     (part, total), other = ran(notebook, "sharded")
     assert (part, other) == ([4, 4], [[4, 4], total])
     whole = "[[type(one).__name__ for one in (net[0].up.weight, rows)], round(net[0].up.weight.sum().item(), 5), rows.sum().item()]"
@@ -96,7 +96,7 @@ def test_a_sharded_model_comes_whole_in_each_way(notebook: Notebook) -> None:
     )
 
 
-def test_processes_that_are_started_afresh_know_the_cells_functions_and_classes(
+def test_spawned_processes_have_the_cells_functions_and_classes(
     notebook: Notebook,
 ) -> None:
     notebook.run(f"%%sky_broadcast -t 0 -o made\n{program('spawned_pool')}")
@@ -139,7 +139,7 @@ def test_ranks_with_one_port_raise_as_processes_do(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("handler", ["signal.getsignal(number)", "signal.SIG_DFL"])
-def test_a_program_that_sets_every_signals_handler_outlives_a_look_at_its_stack(
+def test_program_with_own_signal_handlers_can_be_inspected(
     notebook: Notebook, handler: str
 ) -> None:
     """Lightning restores all handlers after a fit, and those that were set in C are then the system's own: deadly."""

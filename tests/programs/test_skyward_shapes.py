@@ -98,7 +98,7 @@ def test_parallel_execution_on_slots() -> None:
 
 
 @needs_torch
-def test_a_model_there_and_back(compute: Any) -> None:
+def test_model_survives_a_round_trip(compute: Any) -> None:
     import torch
     from torch import nn
 

@@ -38,9 +38,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("name", ["tutorial", "accelerated"])
-def test_a_program_that_destroys_the_group_while_its_model_is_alive(
-    notebook: Notebook, name: str
-) -> None:
+def test_group_destroyed_while_its_model_is_alive(notebook: Notebook, name: str) -> None:
     if name == "accelerated" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     groups = seen(notebook, "id(dist.group.WORLD)")
@@ -79,9 +77,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_meets_forks_or_restores_signals_by_itself(
-    notebook: Notebook, name: str
-) -> None:
+def test_program_forks_and_sets_signals_itself(notebook: Notebook, name: str) -> None:
     cell, values = PROGRAMS[name]
     groups = seen(notebook, "import os; first_pid = os.getpid()\nid(dist.group.WORLD)")
     for _ in range(REPETITIONS):

@@ -21,7 +21,7 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
-def test_misuse_is_told_without_internal_frames(pool: Notebook, misuse: str) -> None:
+def test_misuse_is_reported_without_internal_frames(pool: Notebook, misuse: str) -> None:
     cell, ename, words = MISUSES[misuse]
     shown = pool.finish(pool.start(cell))
     if misuse == "an empty cell":
@@ -34,7 +34,7 @@ def test_misuse_is_told_without_internal_frames(pool: Notebook, misuse: str) -> 
     assert len(failure.text.splitlines()) <= 6
 
 
-def test_all_mistakes_are_told_at_once(pool: Notebook) -> None:
+def test_all_mistakes_are_reported_at_once(pool: Notebook) -> None:
     failure = pool.fail("%sky_pool wrong --nodes 0 --memory lots --idle never")
     assert ("nodes" in failure.text, "lots" in failure.text, "never" in failure.text) == (
         True,
@@ -59,7 +59,7 @@ def test_a_mistyped_name_is_explained(pool: Notebook) -> None:
     assert "learning_rate" in failure.text
 
 
-def test_help_is_there_for_each_magic(pool: Notebook) -> None:
+def test_each_magic_has_help(pool: Notebook) -> None:
     names = pool.value(
         "sorted(name for kind in get_ipython().magics_manager.lsmagic().values() for name in kind if name.startswith('sky_'))"
     )

@@ -8,7 +8,7 @@ LINE = "%config SkyMagic.view_after = 0.2"
 NO_LINE = "%config SkyMagic.view_after = 600.0"
 
 
-def test_a_long_cell_has_a_line_with_what_it_reports(pool: Notebook) -> None:
+def test_long_cell_shows_reported_metrics(pool: Notebook) -> None:
     pool.run(LINE)
     try:
         cell = "for step in range(600):\n    sky.report(step=step, total=600, loss=0.125); time.sleep(0.1)"
@@ -52,14 +52,14 @@ def test_status_is_an_object_too(pool: Notebook) -> None:
     assert pool.value("str(status_12['lab'][1].state)").lower().endswith("ready")
 
 
-def test_vars_show_what_differs_between_ranks(pool: Notebook) -> None:
+def test_vars_show_differences_between_ranks(pool: Notebook) -> None:
     pool.run("%%sky_broadcast\nsame_12 = 7\ndiffers_12 = rank")
     text = pool.run("%sky_vars").said
     assert "same_12" in text
     assert "differs_12" in text
 
 
-def test_a_busy_pool_says_so(pool: Notebook) -> None:
+def test_busy_pool_is_reported(pool: Notebook) -> None:
     pool.run("%%sky_broadcast -a\ntime.sleep(600)")
     pool.run("handle_12 = _")
     failure = pool.fail("%%sky_broadcast --busy refuse\n1")

@@ -96,7 +96,7 @@ def test_folders_and_files_are_the_users_alone(site: Site) -> None:
     assert open_to_others == []
 
 
-def test_a_variable_that_looks_like_a_secret_does_not_travel_unasked(site: Site) -> None:
+def test_secret_looking_variable_is_not_sent_by_default(site: Site) -> None:
     site.notebook.run("import os\nos.environ['LAB_API_KEY_13'] = 'not for them'")
     assert seen(site.notebook, "os.environ.get('LAB_API_KEY_13')") == [None, None]
 

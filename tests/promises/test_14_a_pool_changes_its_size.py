@@ -38,7 +38,7 @@ def test_a_pool_that_fits_is_used_again(pool: Notebook, site: Site) -> None:
     assert seen(pool, PIDS) == before
 
 
-def test_another_pool_lives_beside_the_first(pool: Notebook) -> None:
+def test_second_pool_runs_beside_the_first(pool: Notebook) -> None:
     pool.run("%sky_pool beside --provider local --ranks 1")
     try:
         pool.run("%%sky_broadcast --pool beside -o alone\nimport os\nos.environ['WORLD_SIZE']")

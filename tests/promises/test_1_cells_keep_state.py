@@ -40,7 +40,7 @@ def test_top_level_await_works(pool: Notebook) -> None:
     assert seen(pool, "import asyncio\nawait asyncio.sleep(0, 'slept')") == ["slept", "slept"]
 
 
-def test_a_cell_that_is_not_python_is_refused_before_anything_runs(pool: Notebook) -> None:
+def test_invalid_cell_is_refused_before_anything_runs(pool: Notebook) -> None:
     pool.run("%%sky_broadcast\ntouched = 0")
     assert pool.fail("%%sky_broadcast\ntouched = 1\ndef broken(:\n    pass").ename in (
         "CellSyntaxError",

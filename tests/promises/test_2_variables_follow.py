@@ -71,7 +71,7 @@ def test_a_rank_keeps_its_own_value_until_the_notebooks_changes(pool: Notebook) 
     assert seen(pool, "kept_2") == [2, 2]
 
 
-def test_a_value_that_goes_back_to_what_it_was_is_sent(pool: Notebook) -> None:
+def test_value_changed_back_is_sent(pool: Notebook) -> None:
     pool.run("back = 1")
     seen(pool, "back")
     pool.run("back = 2")
@@ -92,7 +92,7 @@ def test_an_unchanged_value_is_not_sent_again(pool: Notebook) -> None:
     assert seen(pool, "float(large[0])") == [5.0, 5.0]
 
 
-def test_what_shares_an_object_shares_it_on_the_ranks(pool: Notebook) -> None:
+def test_shared_objects_stay_shared_on_ranks(pool: Notebook) -> None:
     pool.run("shared = [1]\nholder = {'shared': shared}")
     assert seen(pool, "holder['shared'] is shared") == [True, True]
 
@@ -119,7 +119,7 @@ def test_no_push_leaves_the_ranks_as_they_are(pool: Notebook) -> None:
     assert seen(pool, "unsent") == [2, 2]
 
 
-def test_fresh_sends_what_has_not_changed(pool: Notebook) -> None:
+def test_fresh_sends_unchanged_values(pool: Notebook) -> None:
     pool.run("again_2 = [1]")
     pool.run("%%sky_broadcast\nagain_2.append(2)")
     pool.run("%%sky_broadcast --fresh -o sent\nagain_2")

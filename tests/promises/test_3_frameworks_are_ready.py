@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.lab.notebook import Notebook, seen
 
 
-def test_the_process_group_is_there_before_the_first_cell(pool: Notebook) -> None:
+def test_process_group_exists_before_the_first_cell(pool: Notebook) -> None:
     cell = "total = torch.tensor([rank + 1.0])\ndist.all_reduce(total)\n(dist.get_world_size(), dist.get_rank(), total.item())"
     assert seen(pool, cell) == [(2, 0, 3.0), (2, 1, 3.0)]
 

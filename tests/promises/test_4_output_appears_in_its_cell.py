@@ -74,7 +74,7 @@ def test_a_display_is_updated(pool: Notebook) -> None:
     assert [data["text/plain"] for data in shown.rich] == ["'second'"]
 
 
-def test_a_flood_ends_says_what_it_left_out_and_leaves_the_next_cell_alone(pool: Notebook) -> None:
+def test_flood_is_cut_with_a_note_and_spares_the_next_cell(pool: Notebook) -> None:
     cell = "for i in range(60_000):\n    print('flood', i, 'x' * 60)\nprint('its last line')"
     shown = pool.run(f"%%sky_broadcast\n{cell}")
     assert "of rank 0's output not shown" in shown.text

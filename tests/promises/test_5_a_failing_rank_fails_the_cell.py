@@ -94,7 +94,7 @@ def test_a_segmentation_fault_is_named(pool: Notebook) -> None:
     assert seen(pool, "1 + 1") == [2, 2]
 
 
-def test_an_exit_status_is_told(pool: Notebook) -> None:
+def test_exit_status_is_reported(pool: Notebook) -> None:
     failure = pool.fail("%%sky_broadcast\nif rank == 0:\n    os._exit(17)\ntime.sleep(60)")
     assert failure.ename == "RankDied"
     pool.run("import sys\nstatus_5 = sys.last_value.status")
@@ -105,7 +105,7 @@ def test_an_exit_status_is_told(pool: Notebook) -> None:
     assert seen(pool, cell) == [2.0, 2.0]
 
 
-def test_init_process_group_of_the_users_own_works_or_is_explained(pool: Notebook) -> None:
+def test_users_init_process_group_works_or_is_explained(pool: Notebook) -> None:
     shown = pool.finish(pool.start("%%sky_broadcast\ndist.init_process_group('gloo')"))
     if shown.error is not None:
         assert "already" in shown.error.text

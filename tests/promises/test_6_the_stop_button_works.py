@@ -44,7 +44,7 @@ def test_a_stop_is_a_keyboard_interrupt_in_the_users_code(pool: Notebook) -> Non
     assert seen(pool, "saved_6") == [True, True]
 
 
-def test_a_second_press_kills_what_refuses(pool: Notebook) -> None:
+def test_second_stop_kills_ranks_that_refuse(pool: Notebook) -> None:
     pool.run("%config SkyMagic.grace = 60.0")
     stubborn = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: print('refused', flush=True)"
     running = begun(pool, stubborn)
@@ -58,7 +58,7 @@ def test_a_second_press_kills_what_refuses(pool: Notebook) -> None:
     assert seen(pool, "1") == [1, 1]
 
 
-def test_the_stopped_cell_leaves_the_next_ones_alone(pool: Notebook) -> None:
+def test_stopped_cell_does_not_affect_later_cells(pool: Notebook) -> None:
     running = at_work(pool)
     pool.interrupt()
     pool.finish(running)

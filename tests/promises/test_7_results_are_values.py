@@ -53,7 +53,7 @@ def test_a_cell_without_an_expression_gives_none(pool: Notebook) -> None:
     assert pool.value("nothing_7") == [None, None]
 
 
-def test_a_value_that_cannot_come_back_is_told_and_the_others_are_kept(pool: Notebook) -> None:
+def test_unreturnable_value_is_named_and_others_are_kept(pool: Notebook) -> None:
     failure = pool.fail("%%sky_broadcast -o partly_7\nopen(os.devnull) if rank else 'fine'")
     assert failure.ename == "ResultError"
     assert pool.value("partly_7[0], 'rank 1' in repr(partly_7[1])") == ("fine", True)

@@ -53,7 +53,7 @@ def steps(shown: Shown) -> list[int]:
     return [int(line.removeprefix("step ")) for line in lines]
 
 
-def test_output_and_results_come_to_the_next_notebook(site: Site) -> None:
+def test_output_and_results_reach_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
         running = left_at_work(first, "int(os.environ['RANK']) + 100")
         kill(first)
@@ -88,7 +88,7 @@ def test_variables_and_logs_stay_over_a_restart_of_the_kernel(site: Site) -> Non
         assert "logged" in notebook.run("%sky_logs -t 1 -n 5").stdout
 
 
-def test_a_pool_is_taken_over_from_a_live_notebook_and_ended_for_good(site: Site) -> None:
+def test_pool_is_taken_over_from_a_live_notebook_and_ended(site: Site) -> None:
     with own_pool(site) as (first, name):
         first.run("%%sky_broadcast\nkept_8 = 5")
         with site.another() as second:

@@ -46,7 +46,7 @@ def test_a_price_above_the_limit_is_refused_before_the_launch(
     assert cloud.instances() == []
 
 
-def test_nobody_is_asked_in_vain(rented: tuple[Place, Notebook]) -> None:
+def test_no_question_without_an_answerer(rented: tuple[Place, Notebook]) -> None:
     """Without ``-y`` and without somebody who could answer, nothing is rented."""
     place, notebook = rented
     failure = notebook.fail(f"%sky_pool paid {place.options.replace(' -y', '')}")

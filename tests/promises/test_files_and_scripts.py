@@ -29,7 +29,7 @@ def test_put_and_get_bring_files_both_ways(pool: Notebook, tmp_path: Path) -> No
     assert (folder_of(pool) / "got" / "b.txt").read_text() == "made there"
 
 
-def test_a_missing_file_is_told(pool: Notebook, tmp_path: Path) -> None:
+def test_missing_file_is_reported(pool: Notebook, tmp_path: Path) -> None:
     assert "absent" in pool.fail(f"%sky_put absent {tmp_path}").text
 
 
@@ -44,7 +44,7 @@ def test_a_script_runs_once_per_node(pool: Notebook) -> None:
     assert pool.value("[end.node for end in ends_f]") == [0, 1]
 
 
-def test_a_script_that_fails_says_where_and_how(pool: Notebook) -> None:
+def test_failed_script_names_node_and_cause(pool: Notebook) -> None:
     failure = pool.fail('%%sky_sh\nif [ "$SKYPILOT_NODE_RANK" = 1 ]; then exit 3; fi')
     assert failure.ename == "ScriptError"
     pool.run("import sys\nerror_f = sys.last_value")
@@ -79,7 +79,7 @@ def test_processes_that_a_script_leaves_are_ended_and_named(pool: Notebook) -> N
     assert sleep not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
-def test_modules_beside_the_notebook_travel_and_edits_arrive(pool: Notebook) -> None:
+def test_local_modules_and_their_edits_reach_ranks(pool: Notebook) -> None:
     (folder_of(pool) / "helper_f.py").write_text("def answer(): return 1\n")
     pool.run("import sys; sys.path.insert(0, '')\nimport helper_f")
     assert seen(pool, "helper_f.answer()") == [1, 1]
@@ -93,12 +93,12 @@ def test_packages_of_the_notebook_are_on_the_nodes(pool: Notebook) -> None:
     assert seen(pool, "numpy.__version__") == [pool.value("numpy.__version__")] * 2
 
 
-def test_a_package_that_is_nowhere_is_named_before_anything_runs(pool: Notebook) -> None:
+def test_missing_package_is_named_before_anything_runs(pool: Notebook) -> None:
     pool.run("%%sky_broadcast\nran_f = False")
     failure = pool.fail("%%sky_broadcast\nran_f = True\nimport no_such_package_f")
     assert "no_such_package_f" in failure.text
 
 
-def test_pip_lists_what_the_nodes_have_or_says_whose_environment_it_is(pool: Notebook) -> None:
+def test_pip_lists_packages_or_names_the_environment(pool: Notebook) -> None:
     shown = pool.finish(pool.start("%sky_pip list"))
     assert "numpy" in shown.said or shown.failure.ename == "PackagesError"

@@ -89,7 +89,7 @@ def test_throttling_for_a_minute_is_waited_out(cloud: EC2, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "effect", [error("InternalError", status=500), lab.unreached, error("Unavailable", status=503)]
 )
-def test_what_fails_for_too_long_is_told(
+def test_persistent_failures_are_reported(
     cloud: EC2, clients: AwsClients, effect: lab.Effect
 ) -> None:
     cloud.on("DescribeRegions", effect, times=1000)
@@ -101,9 +101,7 @@ def test_what_fails_for_too_long_is_told(
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-def test_missing_capacity_is_never_asked_for_again(
-    cloud: EC2, clients: AwsClients, status: int
-) -> None:
+def test_missing_capacity_is_not_retried(cloud: EC2, clients: AwsClients, status: int) -> None:
     """botocore retries it by itself where it comes with a 500."""
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "not there", status), times=10)
     with pytest.raises(CloudError) as failed:
@@ -126,7 +124,7 @@ def test_an_sso_session_that_is_over(golden: Golden, name: str) -> None:
     """botocore's own errors, before any call, as it raises them."""
     kind = getattr(botocore.exceptions, name)
     words = str(kind(profile_name="work", error_msg="expired", provider="sso"))
-    problem = errors.failed(
+    problem = errors.call_failure(
         tuple(each.__name__ for each in kind.__mro__),
         words,
         CallSite("ec2:DescribeRegions", REGION, "work"),
@@ -171,7 +169,7 @@ def test_a_page_is_no_answer(
     assert "<" not in str(failed.value)
 
 
-def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_endpoints_are_explained(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there, a proxy does not, it is no TLS, it is no address."""
     for name in (
         "HTTP_PROXY",
@@ -216,7 +214,7 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
 def test_silence_of_the_network(name: str, words: str) -> None:
     kind = getattr(botocore.exceptions, name)
     text = str(kind(endpoint_url="https://ec2.us-east-1.amazonaws.com/"))
-    problem = errors.failed(
+    problem = errors.call_failure(
         tuple(each.__name__ for each in kind.__mro__), text, CallSite("ec2:DescribeRegions", REGION)
     )
     assert problem.kind == "unreachable"
@@ -226,7 +224,7 @@ def test_silence_of_the_network(name: str, words: str) -> None:
 @pytest.mark.skipif(
     Version(boto3.__version__) < Version("1.42"), reason="an older boto3 knows fewer regions"
 )
-def test_regions_that_complete_are_there() -> None:
+def test_completed_regions_exist() -> None:
     assert not {*REGIONS} - AwsClients().known_regions()
 
 
@@ -270,7 +268,7 @@ DENIED = (
             "VcpuLimitExceeded",
             "You have requested more …",
             ErrorKind.QUOTA,
-            ["vCPU quota", "used up in us-east-1", "ask for more"],
+            ["vCPU quota", "used up in us-east-1", "request an increase"],
         ),
         (
             "MaxSpotInstanceCountExceeded",
@@ -343,7 +341,7 @@ DENIED = (
     ],
 )
 def test_refusals_in_words(code: str, message: str, kind: ErrorKind, words: list[str]) -> None:
-    problem = errors.refused(code, message, CallSite("ec2:RunInstances", REGION, "work"))
+    problem = errors.refusal(code, message, CallSite("ec2:RunInstances", REGION, "work"))
     assert problem.kind == kind
     assert not [each for each in words if each not in str(problem)], str(problem)
     assert "4jqYxq0Xn" not in str(problem)

@@ -106,7 +106,7 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
     assert {one.state for one in there} == {"terminated"}
 
 
-def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
+def test_security_group_allows_ssh_from_caller_and_pool(cloud: EC2, case: Case) -> None:
     case.lease.acquire([A], 1)
     filters = tags.parameters(tags.filters(job="train-1234"))
     [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)[
@@ -129,7 +129,7 @@ def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, c
     assert within in [rule[3] for rule in rules("IpPermissionsEgress")]
 
 
-def test_failover_says_why(cloud: EC2, case: Case) -> None:
+def test_failover_gives_its_reason(cloud: EC2, case: Case) -> None:
     cloud.on(
         "RunInstances",
         error("InsufficientInstanceCapacity", "none of m5.large"),
@@ -156,7 +156,7 @@ def test_failover_says_why(cloud: EC2, case: Case) -> None:
     assert [(one.ended is not None, one.exact) for one in ledger.all_rents()] == [(True, True)]
 
 
-def test_nowhere(cloud: EC2, case: Case) -> None:
+def test_no_capacity_anywhere_names_all_zones(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "no"), times=9)
     with raises(CloudError, "cloud-capacity", r" 2 machines:\n.*us-east-1a.*\n.*us-east-1b"):
         case.lease.acquire([A, B], 2)
@@ -177,7 +177,7 @@ def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
         ("InternalError", "not a lack"),
     ],
 )
-def test_what_no_other_zone_mends_is_told_at_once(
+def test_zone_independent_errors_are_reported_at_once(
     cloud: EC2, case: Case, code: str, words: str
 ) -> None:
     cloud.on("RunInstances", error(code, "no", 500 if code == "InternalError" else 403), times=99)
@@ -192,7 +192,7 @@ def test_a_lost_answer(cloud: EC2, case: Case) -> None:
     assert len(lab.instances()) == len(instances) == 2
 
 
-def test_an_answer_that_stays_lost_is_looked_for(cloud: EC2, case: Case) -> None:
+def test_lost_answers_are_searched_for(cloud: EC2, case: Case) -> None:
     """The launch succeeds, all its answers are lost, and EC2 shows the machines late: they are found and ended all the same."""
     cloud.on("RunInstances", lab.lost, times=99)
     with pytest.raises(CloudError):
@@ -231,7 +231,7 @@ def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) 
         case.lease.acquire([A], 1)
 
 
-def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
+def test_machines_that_cannot_be_terminated_are_named(cloud: EC2, case: Case) -> None:
     _, instances = case.lease.acquire([A], 1)
     cloud.on("TerminateInstances", error("UnauthorizedOperation", "no", 403))
     with pytest.raises(
@@ -242,7 +242,7 @@ def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
     case.lease.release()  # once it is allowed
 
 
-def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, case: Case) -> None:
+def test_machines_without_describe_permission_are_terminated(cloud: EC2, case: Case) -> None:
     """DescribeInstances is denied: what the launch has answered is known."""
     cloud.on("DescribeInstances", error("UnauthorizedOperation", "no", 403), times=1 << 30)
     with pytest.raises(CloudError, match="ec2:DescribeInstances"):
@@ -303,7 +303,7 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert len(text) < boot.MOST_BYTES
 
 
-def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
+def test_image_comes_from_the_vendors_parameter_by_default(
     cloud: EC2, server: tuple[EC2, AwsClients]
 ) -> None:
     """Ubuntu, with NVIDIA's driver where there are GPUs; and a disk of at least what it needs."""
@@ -387,7 +387,7 @@ def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("offer", "count"), [(GPUS, 1), (A, 2)])
-def test_others_are_wherever_there_is_room(
+def test_other_machines_use_any_zone_with_capacity(
     cloud: EC2, case: Case, offer: MachineOffer, count: int
 ) -> None:
     case.lease.acquire([offer], count)
@@ -402,7 +402,7 @@ def test_others_are_wherever_there_is_room(
         ("CreatePlacementGroup", "PlacementGroupLimitExceeded", "too many"),
     ],
 )
-def test_a_placement_group_is_given_up_where_it_is_what_fails(
+def test_failing_placement_group_is_dropped(
     cloud: EC2, case: Case, call: str, code: str, message: str
 ) -> None:
     cloud.on(call, error(code, message))
@@ -432,7 +432,7 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
         other.id: "running",
     }
     kept = [
-        (one.number, one.machines, one.runs(time.time()))
+        (one.number, one.machines, one.may_run(time.time()))
         for one in ledger.all_rents()
         if one.job == case.lease.label.job
     ]
@@ -449,7 +449,7 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
         case.lease.replace(offer, [other.id])
 
 
-def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
+def test_unreachable_machines_cost_four_calls_a_minute(
     cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them, each asked about every second, for a minute by a clock of the test's."""
@@ -547,9 +547,7 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(
     assert lab.left(REGION, "us-west-2") == {}
 
 
-def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_stays(
-    cloud: EC2, case: Case
-) -> None:
+def test_lost_pool_is_not_attached_and_is_cleaned_up(cloud: EC2, case: Case) -> None:
     _, instances = case.lease.acquire([A], 2)
     request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
@@ -565,9 +563,7 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     assert not case.keys.folder.exists()
 
 
-def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(
-    cloud: EC2, case: Case
-) -> None:
+def test_stopped_machines_survive_an_attach(cloud: EC2, case: Case) -> None:
     """In EC2's console; attaching ends what is left of pools that are gone, and these are not."""
     _, instances = case.lease.acquire([A], 2)
     for one in lab.instances():

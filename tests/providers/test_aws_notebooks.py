@@ -49,7 +49,7 @@ def written(folder: Path, *cells: str) -> str:
     return str(path)
 
 
-def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(
+def test_notebook_job_keeps_machines_in_use_between_cells(
     rented: tuple[Desk, Machines],
 ) -> None:
     desk, _ = rented
@@ -65,7 +65,7 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(
     assert len(nbformat.read(fetched, as_version=4).cells) == len(cells) + 1
 
 
-def test_what_went_with_its_machines(rented: tuple[Desk, Machines]) -> None:
+def test_resources_deleted_with_their_machines(rented: tuple[Desk, Machines]) -> None:
     desk, machines = rented
     code, _, err = desk.ran(
         "run", written(desk.folder, "print('kept there')"), "--pool", desk.pool, "--detach"

@@ -125,7 +125,7 @@ def test_several_regions_are_one_table(there: EC2Market, clients: AwsClients, ke
     }
 
 
-def test_without_permission_for_the_price_list_an_estimate_with_its_date(
+def test_without_price_permission_a_dated_estimate_is_used(
     there: EC2Market, clients: AwsClients, kept: Cache
 ) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
@@ -139,9 +139,7 @@ def test_without_permission_for_the_price_list_an_estimate_with_its_date(
     assert found.notes == ("pricing:GetProducts: no permission",)
 
 
-def test_what_no_estimate_knows_has_no_price(
-    there: EC2Market, clients: AwsClients, kept: Cache
-) -> None:
+def test_unknown_types_have_no_price(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(PoolRequest(cpus=at_least("2")), clients, kept)
     assert told(found)[0][0] == "m7i.large"
@@ -201,7 +199,7 @@ def test_credentials_that_are_refused_are_no_missing_price(
     assert failed.value.cloud_code == code
 
 
-def test_a_region_that_is_not_there_is_refused_with_the_nearest(
+def test_unknown_region_suggests_the_nearest(
     there: EC2Market, cloud: EC2, clients: AwsClients, kept: Cache
 ) -> None:
     cloud.on("DescribeRegions", lab.regions("us-east-1", "us-west-2"))
@@ -261,7 +259,7 @@ def test_spot_prices_are_kept_for_minutes(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"at": "soon", "value": 1}', '{"value": []}'])
-def test_a_file_that_is_not_as_it_was_written_is_asked_for_anew(tmp_path: Path, text: str) -> None:
+def test_damaged_cache_file_is_fetched_again(tmp_path: Path, text: str) -> None:
     kept = Cache(tmp_path, Clock())
     assert kept.fresh("types-us-east-1", HOUR, lambda: {"a": 1}).value == {"a": 1}
     (file,) = tmp_path.iterdir()
@@ -271,7 +269,7 @@ def test_a_file_that_is_not_as_it_was_written_is_asked_for_anew(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_clock_that_was_wrong_does_not_keep_an_answer_for_ever(tmp_path: Path) -> None:
+def test_wrong_clock_does_not_keep_an_answer_forever(tmp_path: Path) -> None:
     clock = Clock()
     kept = Cache(tmp_path, clock)
     kept.fresh("x", HOUR, lambda: "from the future")
@@ -279,7 +277,7 @@ def test_a_clock_that_was_wrong_does_not_keep_an_answer_for_ever(tmp_path: Path)
     assert kept.fresh("x", HOUR, lambda: "now").value == "now"
 
 
-def test_a_folder_that_cannot_be_written_is_no_reason_not_to_answer(tmp_path: Path) -> None:
+def test_unwritable_cache_does_not_prevent_an_answer(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert Cache(tmp_path / "file" / "cache").fresh("x", HOUR, lambda: 1).value == 1
 
@@ -307,7 +305,7 @@ def test_regions_profiles_and_endpoints_have_files_of_their_own(
     ]
 
 
-def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
+def test_preview_without_credentials_uses_built_in_prices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in lab.CREDENTIALS:

@@ -235,7 +235,7 @@ def test_an_interrupt_while_it_waits_for_sshd(aws: tuple[Machines, Notebook]) ->
     assert lab.left() == {}
 
 
-def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
+def test_denied_calls_are_named(aws: tuple[Machines, Notebook]) -> None:
     machines, notebook = aws
     machines.cloud._rules.clear()  # the first rule counts
     machines.cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized", 403))
@@ -243,7 +243,7 @@ def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     assert lab.left() == {}
 
 
-def test_a_lazy_pool_is_rented_by_its_first_cell_and_ends_after_it(
+def test_lazy_pool_is_rented_by_its_first_cell(
     aws: tuple[Machines, Notebook],
 ) -> None:
     machines, notebook = aws
@@ -291,9 +291,7 @@ def test_machines_end_themselves_and_ec2_terminates_them(
     assert lab.left() == {}
 
 
-def test_listed_and_ended_from_another_machine_without_local_state(
-    server: EC2, tmp_path: Path
-) -> None:
+def test_pool_is_listed_and_ended_from_another_machine(server: EC2, tmp_path: Path) -> None:
     """The notebook is killed; a machine that knows nothing of it lists what it has left by its tags, and ends it."""
     other = tmp_path / "other"
     other.mkdir()

@@ -58,7 +58,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         assert lab.left() == {}
 
 
-def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) -> None:
+def test_same_line_reuses_the_pool_and_warns_other_notebooks(desk: Desk) -> None:
+    """Four notebooks: one is killed, one reuses the pool, one is refused, and one has no local records."""
     with desk.notebook() as first:
         first.run(f"{POOL} -y")
         first.run("%%sky_broadcast\nimport os\nkept = 41 + int(os.environ['RANK'])")
@@ -98,7 +99,7 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
         ], "kept over restarts"
 
 
-def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_ended_by_name(
+def test_ended_pool_is_rented_again_and_left_pool_ends_by_name(
     desk: Desk,
 ) -> None:
     with desk.notebook() as first:

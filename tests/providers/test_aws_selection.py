@@ -22,9 +22,9 @@ from skymagic.providers.aws.selection import (
     MachineOffer,
     by_price,
     matching_types,
+    meets,
     offers_of,
     per_hour,
-    serves,
 )
 from tests.lab import ec2_prices as lab
 from tests.lab.golden import Golden
@@ -50,7 +50,7 @@ def gpu(text: str) -> PoolRequest:
 # ------------------------------------------------------------------------------------------------- what EC2 says
 
 
-def test_a_type_as_ec2_tells_it() -> None:
+def test_machine_type_is_parsed_from_ec2() -> None:
     assert types()["p4d.24xlarge"] == InstanceType(
         "p4d.24xlarge", "x86_64", 96, 1152.0, gpu="A100", gpus=8, gpu_memory=40.0, network=400.0, cards=4, efa=True
     )  # fmt: skip
@@ -92,7 +92,7 @@ def test_network(text: str, gbits: float) -> None:
     assert rate(text) == gbits
 
 
-def test_the_built_in_list_says_of_each_type_what_ec2_says() -> None:
+def test_built_in_list_agrees_with_ec2() -> None:
     known = {name: one for name, one in catalogue.TYPES.items() if name in types()}
     assert len(known) >= 50
     # whether a GPU's machine is of this generation matters to nobody
@@ -129,7 +129,7 @@ def test_amounts_narrow_the_machines() -> None:
     assert names(replace(gpu("A10G"), cpus=at_least("16"), memory=at_least("128+"))) == []
 
 
-def test_without_gpus_the_smallest_machine_of_this_generation_that_is_not_held_back() -> None:
+def test_without_gpus_the_smallest_available_machine_is_chosen() -> None:
     found = names(PoolRequest())
     assert found[:2] == ["m7a.large", "m7i.large"], "2 CPUs, 8 GB"
     assert not [one for one in found if one.startswith(("t", "m5", "g", "m7i-flex", "x"))]
@@ -154,7 +154,7 @@ def here() -> Catalogue:
         (PoolRequest(memory=at_least("99999+"), spot=True), "has at least 99999 GB on spot"),
     ],
 )  # fmt: skip
-def test_what_no_machine_has(request_: PoolRequest, words: str) -> None:
+def test_impossible_requests_are_explained(request_: PoolRequest, words: str) -> None:
     (told,) = selection.explain_no_offer(request_, {"us-east-1": here()})
     assert words in told
 
@@ -201,15 +201,15 @@ prices = st.builds(
 
 
 @given(requests)
-def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(
+def test_each_offer_is_the_smallest_that_meets_the_request(
     request_: PoolRequest,
 ) -> None:
     found = matching_types(request_, types().values())
     for one in found:
         assert one.architecture == "x86_64"
         assert one.spot if request_.spot else one.on_demand
-        assert serves(request_.cpus, one.vcpus)
-        assert serves(request_.memory, one.memory)
+        assert meets(request_.cpus, one.vcpus)
+        assert meets(request_.memory, one.memory)
         if request_.accelerator is None:
             assert one.gpu is None
             assert one.general
@@ -233,9 +233,7 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(
 
 
 @given(requests, prices)
-def test_the_cheapest_come_first_and_those_without_a_price_last(
-    request_: PoolRequest, costs: Prices
-) -> None:
+def test_cheapest_offers_first_and_unpriced_last(request_: PoolRequest, costs: Prices) -> None:
     found = by_price(offers_of(request_, here(), costs))
     known = [one.price for one in found if one.price is not None]
     assert known == sorted(known)
@@ -249,7 +247,7 @@ def test_the_cheapest_come_first_and_those_without_a_price_last(
 
 
 @given(requests, prices)
-def test_what_is_chosen_is_within_the_limits(request_: PoolRequest, costs: Prices) -> None:
+def test_chosen_offers_are_within_the_limits(request_: PoolRequest, costs: Prices) -> None:
     found = tuple(by_price(offers_of(request_, here(), costs)))
     nodes = request_.nodes or 1
     try:

@@ -79,6 +79,7 @@ def counted(notebook: Notebook) -> int:
 def test_a_machine_is_taken_back_and_replaced(
     both: tuple[Machines, Metadata, Notebook], tmp_path: Path
 ) -> None:
+    """EC2's metadata service announces a reclaim, and then the machine loses its power."""
     machines, service, notebook = both
     plan = notebook.run(f"{POOL} --dry-run").text
     assert "spot" in plan
@@ -145,7 +146,7 @@ def test_a_machine_is_taken_back_and_replaced(
     assert set(machines.cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
 
 
-def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(
+def test_missing_spot_machines_are_not_rented_on_demand(
     both: tuple[Machines, Metadata, Notebook],
 ) -> None:
     machines, _, notebook = both
@@ -165,7 +166,9 @@ def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(
     assert lab.left() == {}
 
 
-def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path: Path) -> None:
+def test_first_attempt_keeps_the_limit_and_leaves_nothing(tmp_path: Path) -> None:
+    """Runs benchmarks/try_aws.py against an imitation of EC2: without permission, above the limit, and completely."""
+
     def tried(*argv: str) -> subprocess.CompletedProcess[str]:
         settings = {
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,

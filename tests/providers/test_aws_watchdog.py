@@ -155,7 +155,7 @@ def test_the_record_of_another_user_is_no_agent(watched: Watched, part: str) -> 
     assert "no agent within" in watched.reason()
 
 
-def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
+def test_time_continues_when_the_script_restarts(watched: Watched) -> None:
     """systemd starts it again; the lifetime counts from the first time."""
     dog = watched.start(replace(NEVER, lifetime=3))
     with pytest.raises(subprocess.TimeoutExpired):
@@ -174,7 +174,7 @@ def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
     assert (state / "begun").read_text() == begun
 
 
-def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
+def test_all_limits_restart_at_a_second_boot(watched: Watched) -> None:
     """A machine that was stopped boots again: its files are there, but for /run, and its agent is not."""
     agent = watched.agent(busy_since=5.0)
     dog = watched.start(replace(NEVER, lifetime=2, absent_after=1))

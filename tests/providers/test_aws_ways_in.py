@@ -85,10 +85,10 @@ def test_through_a_jump_host(tmp_path: Path) -> None:
             assert sources == {"127.0.0.2/32"}
 
 
-def test_machines_without_a_public_address_are_reached_through_the_head(
+def test_machines_without_public_address_use_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those with several network cards: the head has an Elastic IP, and the others none."""
+    """With several network cards, only the head gets an Elastic IP."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     both = [
         RunningInstance("i-1", REGION, "10.0.0.4", "198.51.100.7"),

@@ -80,7 +80,7 @@ def test_a_wrong_proof_is_refused(key: ChannelKey, knows: str, proof: str) -> No
         key.check("n1", {"knows": knows, "proof": proof}, SEEN)
 
 
-def test_the_proof_of_another_session_or_of_the_notebook_is_refused(key: ChannelKey) -> None:
+def test_proof_of_another_session_or_role_is_refused(key: ChannelKey) -> None:
     for shown in (
         sealed.proof(key.secret, sealed.NODE, "another session"),
         sealed.proof(key.secret, sealed.NOTEBOOK, SEEN),
@@ -104,21 +104,19 @@ def test_a_first_session_that_breaks_is_repeated(key: ChannelKey) -> None:
         assert key.check("n1", NOTHING, SEEN)["key"] == key.secret
 
 
-def test_nobody_is_trusted_unproven_where_a_holder_sees_the_folder(
-    home: Home, key: ChannelKey
-) -> None:
+def test_unproven_node_is_refused_if_a_holder_sees_the_folder(home: Home, key: ChannelKey) -> None:
     home.holder_sees()
     with pytest.raises(UntrustedHost):
         key.check("n1", NOTHING, SEEN)
 
 
-def test_nor_where_another_node_has_proven_that_it_sees_the_folder(key: ChannelKey) -> None:
+def test_unproven_node_is_refused_if_another_has_proven_itself(key: ChannelKey) -> None:
     key.check("n1", proven(key, sealed.SHARED), SEEN)
     with pytest.raises(UntrustedHost):
         key.check("n2", NOTHING, SEEN)
 
 
-def test_nor_by_a_notebook_that_attaches(home: Home, key: ChannelKey) -> None:
+def test_attaching_notebook_refuses_unproven_nodes(home: Home, key: ChannelKey) -> None:
     attached = ChannelKey(JOB, home.run, key.secret)
     with pytest.raises(UntrustedHost):
         attached.check("n1", NOTHING, SEEN)
@@ -138,7 +136,7 @@ def test_a_file_that_cannot_be_used_is_named(golden: Golden, key: ChannelKey) ->
         key.check("n1", claim, SEEN)
 
 
-def test_a_home_that_cannot_be_written_leaves_trust_on_first_use(home: Home) -> None:
+def test_unwritable_home_means_trust_on_first_use(home: Home) -> None:
     home.folder.parent.parent.touch()
     key = ChannelKey(JOB, home.run)
     key.share()

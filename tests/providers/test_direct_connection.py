@@ -12,7 +12,7 @@ from skymagic.wire import processes, tls
 
 
 def test_processes_start_at_the_same_time() -> None:
-    """The relay accepts, but does not answer: neither start waits for the timeout of the other."""
+    """The relay accepts but does not answer: no start waits for the other one's timeout."""
     started: list[str] = []
 
     def through_channel(module: str, *args: str) -> Any:

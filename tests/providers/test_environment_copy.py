@@ -46,8 +46,8 @@ HOST = HostFacts(
 )  # fmt: skip
 
 
-def test_what_a_new_environment_downloads() -> None:
-    """Sizes that indexes tell, guesses where they do not, and nothing for what lies on the host's own disk."""
+def test_new_environment_lists_its_downloads() -> None:
+    """Sizes reported by indexes, otherwise estimates; nothing for files on the host's own disk."""
     wanted = replace(SMALL, packages=("numpy==2", "pandas==3", "tiny==1"))
     offers = (
         BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),
@@ -62,7 +62,7 @@ def test_what_a_new_environment_downloads() -> None:
 
 
 def test_which_hosts_pass_on() -> None:
-    """Those of one kind, which reach each other, where it is worth the trouble."""
+    """Equal hosts that can reach each other, if it saves time."""
     wanted = replace(SMALL, packages=("numpy==2",))
     large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
@@ -233,10 +233,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
 
 
 @pytest.mark.needs("sshd")
-def test_one_host_fetches_and_the_others_get_it_from_there(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
+def test_one_host_fetches_and_others_copy(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hosts request each wheel once; their environments are as if each had downloaded it."""
     told: list[str] = []
     uploads: list[tuple[str, str]] = []
     upload = HostConnection.upload
@@ -275,7 +273,7 @@ def test_one_host_fetches_and_the_others_get_it_from_there(
 
 @pytest.mark.needs("sshd")
 def test_a_host_that_cannot_take_part(lab: Lab) -> None:
-    """It downloads its own, and the others do not wait for it."""
+    """It downloads its own packages, and the others do not wait for it."""
     told: list[str] = []
     lab.forget()
     broken = lab.hosts[1].home / "python"
@@ -291,8 +289,8 @@ def test_a_host_that_cannot_take_part(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
-    """The first host says what is wrong, and nothing is passed on."""
+def test_package_missing_in_the_index_leaves_nothing(lab: Lab) -> None:
+    """The first host reports the problem, and nothing is copied."""
     told: list[str] = []
     lab.forget()
     wanted = replace(lab.wanted, packages=("tiny-large==1.0", "tiny-more==7"))
@@ -306,7 +304,7 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
 
 @pytest.mark.needs("sshd")
 def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before programs begin, while they do, and when all is copied; the next start works."""
+    """Before, during and after the copy; the next start works."""
     told: list[str] = []
     lab.forget()
     for step in ("copying.program", "_answer", "CopyChain.discard"):
@@ -331,7 +329,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.needs("sshd")
 def test_two_pools_at_once(lab: Lab) -> None:
-    """One makes the environments, and the other waits for it."""
+    """One creates the environments, and the other waits."""
     lab.forget(".skymagic/code")
     told: list[list[str]] = [[], []]
     with ThreadPoolExecutor(2) as pool:
@@ -342,7 +340,7 @@ def test_two_pools_at_once(lab: Lab) -> None:
 
 @pytest.mark.needs("sshd")
 def test_hosts_that_share_a_home(lab: Lab) -> None:
-    """What one of them has made the others have."""
+    """An environment created by one of them exists for all."""
     lab.forget(".skymagic/code")
     told: list[str] = []
     machines = [

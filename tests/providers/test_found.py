@@ -34,7 +34,8 @@ def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:
+def test_endless_cell_is_found_and_ended_from_elsewhere(tmp_path: Path) -> None:
+    """Three homes: the notebook's, which is killed during the cell; another one that lists the pool by `--hosts`; and the hosts'."""
     with machines(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
         home, other = (
             home_that_knows(hosts, tmp_path / "client", fresh=True),

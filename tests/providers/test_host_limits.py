@@ -29,7 +29,7 @@ def beside(folder: Path, before: str) -> Iterator[Notebook]:
             yield notebook
 
 
-def test_fewer_open_files_than_ranks_need_are_told_before_the_start(tmp_path: Path) -> None:
+def test_too_few_open_files_are_reported_before_the_start(tmp_path: Path) -> None:
     with beside(tmp_path, "ulimit -n 140") as notebook:
         refused = notebook.fail(f"{POOL} --procs-per-node 2")
         assert re.search(r"2 ranks .*\bh1 .*\b144\b.*\b140\b.*\(ulimit -Hn\).* 1\b", refused.text)

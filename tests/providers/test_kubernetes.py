@@ -70,7 +70,7 @@ def test_a_template_whose_fields_have_nothing_below_them() -> None:
     manifest(template={"spec": {"containers": None}})
 
 
-def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_asked_for() -> None:
+def test_requested_gpus_and_cpus_replace_the_templates() -> None:
     kept = {"requests": {"cpu": "16", "nvidia.com/gpu": 4}, "limits": {"nvidia.com/gpu": 4}}
 
     def resources(options: str) -> Any:
@@ -104,7 +104,7 @@ def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_as
         ({"env": [{"name": "A", "value": 1}]}, "cannot unmarshal 1"),
     ],
 )
-def test_the_imitation_refuses_what_a_server_does(change: Any, told: str) -> None:
+def test_imitation_refuses_as_a_real_server(change: Any, told: str) -> None:
     template = template_of(**change) | {"metadata": {}}
     template["spec"]["volumes"] = []
     resources = kubernetes._resources(parse_pool("--provider kubernetes --memory 64"), template)
@@ -153,7 +153,7 @@ contexts: [{name: lab, context: {cluster: c, user: u}}, {name: production, conte
         ("", "", "no cluster is configured here: "),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere(
+def test_unreachable_kubeconfig_is_explained(
     text: str, context: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config").write_text(text)
@@ -172,7 +172,7 @@ def test_a_context_has_its_own_namespace(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
-def test_a_job_says_what_is_asked_for() -> None:
+def test_job_manifest_matches_the_request() -> None:
     made = manifest()
     spec = made["spec"]
     assert (made["metadata"]["name"], spec["completions"], spec["parallelism"]) == (
@@ -201,7 +201,7 @@ def test_a_job_says_what_is_asked_for() -> None:
     assert "$(id -u)" in script, "and a variable's value of $(NAME)"
 
 
-def test_a_template_is_kept_but_for_what_a_pool_needs() -> None:
+def test_template_is_kept_except_for_required_fields() -> None:
     template = {
         "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "lab"}, "annotations": {"note": "mine"}},
         "spec": {
@@ -259,7 +259,7 @@ def test_objects_have_names_that_kubernetes_takes(job_id: str, name: str) -> Non
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anybody_is_asked(line: str, told: str) -> None:
+def test_impossible_requests_are_refused_offline(line: str, told: str) -> None:
     with pytest.raises(RequestError) as refused:
         kubernetes.Kubernetes().plan(parse_pool(f"--provider kubernetes {line}"), lambda line: None)
     assert told in str(refused.value)
@@ -365,7 +365,7 @@ def test_how_a_shell_has_ended(said: Any, status: tuple[int, str]) -> None:
     assert kubernetes_api.exit_status(json.dumps(said).encode() if said else b"") == status
 
 
-def test_refusals_say_what_to_do(golden: Golden) -> None:
+def test_refusals_have_a_remedy(golden: Golden) -> None:
     body = b'{"message":"jobs.batch is forbidden: User \\"ann\\" cannot create resource \\"jobs\\"","code":403}'
     words = kubernetes_api.refusal_words(403, body, "Kubernetes (context lab)")
     assert 'User "ann" cannot create resource "jobs"' in words

@@ -71,10 +71,11 @@ def ended(api: KubernetesCluster, cluster: Kube, connection: ChannelConnection) 
     cluster.wait(lambda: not cluster.left())
 
 
-def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
+def test_pods_survive_lost_connections_and_notebooks(
     cluster: Kube, notebook: Notebook, tmp_path: Path
 ) -> None:
     # a queue lets the job through
+    """On an imitation of the API server: a queue, lost connections, an expired login, a killed kernel, and an attach."""
     cluster.suspends = True
     running = notebook.start(f"{POOL} --secret LAB_TOKEN --max-lifetime 1h")
     notebook.watch(running, lambda cell: "a queue such as Kueue starts it" in cell.text)
@@ -137,7 +138,7 @@ def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
     cluster.wait(lambda: not cluster.left())
 
 
-def test_a_start_that_waits_says_why_and_is_ended(
+def test_waiting_start_gives_reason_and_can_be_stopped(
     cluster: Kube, notebook: Notebook, tmp_path: Path
 ) -> None:
     cluster.held = True
@@ -163,7 +164,7 @@ def test_a_start_that_waits_says_why_and_is_ended(
     cluster.wait(lambda: not cluster.left())
 
 
-def test_what_cannot_start_is_said_and_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
+def test_failed_start_is_explained_and_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
     for options, told in {
         "--image nothing:1": 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)',
         "--context nowhere": "--context: the kubeconfig has no context 'nowhere'; available: lab",
@@ -173,9 +174,7 @@ def test_what_cannot_start_is_said_and_leaves_nothing(cluster: Kube, notebook: N
         cluster.wait(lambda: not cluster.left())
 
 
-def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(
-    cluster: Kube, notebook: Notebook
-) -> None:
+def test_eviction_interrupts_and_oom_is_named(cluster: Kube, notebook: Notebook) -> None:
     notebook.run(POOL)
     with TemporaryDirectory(dir="/var/tmp") as shared:  # pods have a /tmp of their own
         notebook.run(
@@ -197,7 +196,7 @@ def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(
     notebook.run("%sky_down")
 
 
-def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook) -> None:
+def test_existing_pods_are_used_and_kept(cluster: Kube, notebook: Notebook) -> None:
     for number in (0, 1):
         cluster.add_pod({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"train-{number}", "namespace": "lab", "labels": {"app": "train"}},
@@ -211,7 +210,7 @@ def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook
     cluster.close()
 
 
-def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None:
+def test_try_kubernetes_script_completes(cluster: Kube) -> None:
     command = [
         sys.executable,
         str(ROOT / "benchmarks/try_kubernetes.py"),
@@ -230,7 +229,7 @@ def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None
 # ------------------------------------------------------------------------------------ the API, without a notebook
 
 
-def test_each_right_that_is_missing_is_named_before_anything_is_made(
+def test_missing_permissions_are_named_before_creation(
     cluster: Kube, api: KubernetesCluster
 ) -> None:
     for _, resource, sub, verbs in kubernetes_api.RIGHTS:
@@ -260,7 +259,9 @@ def test_an_old_server_is_refused(cluster: Kube, api: KubernetesCluster) -> None
     assert re.search(r"\(context lab\) .*v1\.29\+\.1: .*\b1\.30\b", mistake)
 
 
-def test_nobody_at_the_address_is_said(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_api_server_is_explained(
+    cluster: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = Path(cluster.env["KUBECONFIG"])
     config = yaml.safe_load(path.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
@@ -284,14 +285,14 @@ def test_nobody_at_the_address_is_said(cluster: Kube, monkeypatch: pytest.Monkey
         assert KubernetesCluster().context == config["current-context"]
 
 
-def test_exec_into_no_pod_says_so(api: KubernetesCluster) -> None:
-    """The official client fails over such an answer by itself."""
+def test_exec_into_a_missing_pod_is_explained(api: KubernetesCluster) -> None:
+    """The official client itself crashes on such a reply."""
     with pytest.raises(HostError, match='pods "nosuch" not found'):
         api.exec("nosuch", "skymagic", ["true"])
 
 
 def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesCluster) -> None:
-    """Each answer of the API server is lost in turn, until a start comes through; that one is interrupted."""
+    """Each reply of the API server is lost in turn until a start succeeds, which is then interrupted."""
 
     def interrupt(line: str) -> None:
         if line.startswith("Kubernetes runs"):
@@ -313,8 +314,8 @@ def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesClu
     assert ends[0] is ProvisionError, "the answer to the creation"
 
 
-def test_the_signal_that_ends_a_pod_goes_to_agents(cluster: Kube, api: KubernetesCluster) -> None:
-    """And not to their ranks, nor to what has come by exec, over which the last words of ranks go."""
+def test_pods_end_signal_reaches_agents(cluster: Kube, api: KubernetesCluster) -> None:
+    """Not the ranks, nor processes started by exec, which carry the ranks' last output."""
     connection = started(api, cluster)
     rank = "trap 'touch /tmp/killed' TERM; while :; do sleep 0.05; done"
     agent = f"sh -c {shlex.quote(rank)} & trap 'touch /tmp/heard; sleep 1; exit' TERM; touch /tmp/up; while :; do sleep 0.05; done"
@@ -346,7 +347,7 @@ def test_a_user_without_a_name_or_home_has_both(
 def test_a_pool_in_a_namespace_that_is_restricted(
     cluster: Kube, notebook: Notebook, tmp_path: Path
 ) -> None:
-    """Its pods are made only with the docs' template, and run as a user without a home, a name and rights."""
+    """Pods are admitted only with the documented template, and run as a user without home, name or rights."""
     cluster.restricted = True
     told = notebook.fail(ONE).text
     assert 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false' in told
@@ -364,7 +365,7 @@ def test_a_pool_in_a_namespace_that_is_restricted(
     cluster.wait(lambda: not cluster.left())
 
 
-def test_what_the_server_refuses_is_said_and_leaves_nothing(
+def test_server_refusal_is_shown_and_leaves_nothing(
     cluster: Kube, api: KubernetesCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "pod.yaml").write_text("spec: {nodeSelectr: {gpu: a100}}")
@@ -381,7 +382,7 @@ def test_what_the_server_refuses_is_said_and_leaves_nothing(
     assert cluster.left() == []
 
 
-def test_pings_keep_a_connection_that_says_nothing(
+def test_pings_keep_an_idle_connection(
     cluster: Kube, api: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.silent_limit = 1.0
@@ -397,7 +398,7 @@ def test_pings_keep_a_connection_that_says_nothing(
 def test_a_holder_without_a_daemon_is_ended_by_its_deadline(
     cluster: Kube, api: KubernetesCluster
 ) -> None:
-    """A notebook that was killed right after it has made its job."""
+    """As when a notebook is killed right after it created its job."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 2, 1, NOTHING, "python", {}))
     cluster.wait(lambda: not cluster.pods())
     assert "--max-lifetime" in kubernetes_api.fate_words("p", {}, api.job("lab-1a2b3c4d"), [])
@@ -405,7 +406,7 @@ def test_a_holder_without_a_daemon_is_ended_by_its_deadline(
 
 
 def test_in_a_pod_the_service_account_is_used(cluster: Kube) -> None:
-    """In mounts of its own, where the account's files are where Kubernetes puts them."""
+    """In a mount namespace with the account's files where Kubernetes puts them."""
     config = yaml.safe_load(Path(cluster.env["KUBECONFIG"]).read_text())
     host, _, port = (
         config["clusters"][0]["cluster"]["server"].removeprefix("https://").partition(":")

@@ -54,7 +54,7 @@ def kill_agent(host: Host, notebook: Notebook) -> list[Path]:
     return folders
 
 
-def test_a_restart_and_the_end_remove_what_killed_agents_had(one: tuple[Hosts, Notebook]) -> None:
+def test_restart_and_end_remove_leftovers_of_killed_agents(one: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = one
     lost = kill_agent(hosts[0], notebook)
     notebook.run("%sky_restart")

@@ -48,7 +48,7 @@ def test_machines_are_separate(hosts: Machines) -> None:
         second.close()
 
 
-def test_outside_is_not_there(hosts: Machines) -> None:
+def test_lab_hosts_cannot_reach_the_outside(hosts: Machines) -> None:
     with pytest.raises(OSError, match="unreachable"):
         socket.create_connection(("10.78.0.1", 80), timeout=5)
 

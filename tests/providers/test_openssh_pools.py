@@ -18,7 +18,8 @@ POOL = f"%sky_pool lab --provider ssh --hosts h1 --python {sys.executable}"
 WORKING = "%%sky_broadcast\nimport time\nprint('at work', flush=True)\nwhile not os.path.exists(sign): time.sleep(0.05)\nprint('on')"
 
 
-def test_a_code_is_asked_for_once(tmp_path: Path) -> None:
+def test_one_time_code_is_requested_once(tmp_path: Path) -> None:
+    """With a real sshd that accepts each code once, and OpenSSH's client with a shared master."""
     (tmp_path / "notebook").mkdir()
     with (
         codes(tmp_path / "codes", ["271828", "314159"]) as more,

@@ -72,7 +72,7 @@ def test_a_value_brings_its_package_along(lab: tuple[Hosts, Notebook, Shelf]) ->
 
 
 def test_arrays_bring_numpy_along(lab: tuple[Hosts, Notebook, Shelf]) -> None:
-    """A cell that names no module: the values alone say what they need."""
+    """The cell names no module; its values require the package."""
     hosts, notebook, _ = lab
     assert not any(there(host, "numpy") for host in hosts)
     notebook.run("import numpy as np\nbig, small = np.arange(300_000), {'a': np.float32(1.5)}")
@@ -81,10 +81,10 @@ def test_arrays_bring_numpy_along(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     assert f"installing numpy {version('numpy')} on gpu1, gpu2" in said(shown)
 
 
-def test_a_module_beside_the_notebook_brings_what_it_imports(
+def test_local_module_installs_its_imports(
     lab: tuple[Hosts, Notebook, Shelf],
 ) -> None:
-    """Not what it can do without, and not what only its functions import."""
+    """Except optional imports, and imports inside its functions."""
     hosts, notebook, _ = lab
     (notebook.folder / "helper.py").write_text(
         "from tinymodels import fit\n"
@@ -99,10 +99,10 @@ def test_a_module_beside_the_notebook_brings_what_it_imports(
     assert not any(there(host, name) for host in hosts for name in ("tiny_optional", "tiny_space"))
 
 
-def test_a_function_brings_what_it_imports_when_it_is_called(
+def test_function_installs_imports_of_its_body(
     lab: tuple[Hosts, Notebook, Shelf],
 ) -> None:
-    """Of a namespace package that part alone."""
+    """Only the needed part of a namespace package."""
     hosts, notebook, _ = lab
     notebook.run("def one():\n    from tinyspace.one import number\n    return number")
     assert seen(notebook, "one()") == [1, 1]
@@ -110,7 +110,7 @@ def test_a_function_brings_what_it_imports_when_it_is_called(
     assert not any(there(host, "tiny_space_two") for host in hosts)
 
 
-def test_what_is_in_a_try_installs_nothing(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_imports_in_a_try_install_nothing(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     hosts, notebook, _ = lab
     notebook.run(
         "%%sky_broadcast -o seen\ntry:\n    import tinyoptional\n    got = True\nexcept ImportError:\n    got = False\ngot"
@@ -119,7 +119,7 @@ def test_what_is_in_a_try_installs_nothing(lab: tuple[Hosts, Notebook, Shelf]) -
     assert not any(there(host, "tiny_optional") for host in hosts)
 
 
-def test_who_wants_to_be_asked_gets_the_command(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_ask_mode_prints_the_command(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     hosts, notebook, _ = lab
     notebook.run("sent = 'sent'")
     notebook.run("%config SkyMagic.packages = 'ask'")
@@ -164,7 +164,7 @@ def test_a_version_that_is_imported_already_needs_a_restart(
     assert "tiny_data is 1.2 here and 1.3 on gpu1, gpu2" in said(shown)
 
 
-def test_what_cannot_be_had_is_said(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_unavailable_package_is_reported(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     _, notebook, shelf = lab
     shelf.add("tiny-private", "1.0", {"tinyprivate.py": ""})
     for wheel in shelf.links.glob("tiny_private*"):
@@ -189,8 +189,8 @@ def test_an_interpreter_of_the_users_own_is_left_alone(lab: tuple[Hosts, Noteboo
     notebook.run("%sky_down own")
 
 
-def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, Shelf]) -> None:
-    """An index may have something else of this name. What a cell needs is packed here; where that cannot be, by hand."""
+def test_folder_distributions_use_no_index(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    """An index may have another project of this name. The notebook packs the distribution; if it cannot, the user installs it."""
     hosts, notebook, shelf = lab
     shelf.add("tiny-own", "1.0", {"tinyown.py": "mine = True\n"})
     shelf.add("tiny-lost", "1.0", {"tinylost.py": "mine = True\n"})
@@ -224,7 +224,7 @@ def test_a_pool_of_this_machine_has_the_notebooks_packages(
     notebook.run("%sky_down here")
 
 
-def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(
+def test_unknown_packages_of_a_node_do_not_count_as_present(
     lab: tuple[Hosts, Notebook, Shelf],
 ) -> None:
     _, notebook, _ = lab

@@ -16,8 +16,8 @@ from tests.providers.test_packages import said
 
 
 @pytest.mark.needs("sshd")
-def test_a_start_brings_what_the_notebook_uses(tmp_path: Path) -> None:
-    """From an empty home; what the notebook has as editable or from a folder too, and again when its source changes."""
+def test_start_installs_packages_the_notebook_uses(tmp_path: Path) -> None:
+    """From an empty home folder; includes editable and local distributions, again after a change of their source."""
     shelf = Shelf(tmp_path / "shelf")
     for version in ("1.2", "9.0"):
         shelf.add(
@@ -89,7 +89,7 @@ def follows(notebook: Notebook, shelf: Shelf, project: Path, cell: str) -> None:
 
 
 def test_modules_behind_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported ones, those of values, and those that functions of the notebook need; a module beside it stands for its own."""
+    """Modules that are imported, used by values, or used by functions of the notebook; a local module hides a distribution."""
     (tmp_path / "beside_it.py").write_text(
         "import yaml\ntry:\n    import bleach\nexcept ImportError:\n    pass\n"
     )

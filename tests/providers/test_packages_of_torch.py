@@ -25,8 +25,8 @@ float(scale(helper.DataFrame(table).x).sum()), tinyedited.state, torch.cuda.is_a
 
 
 @pytest.mark.needs("sshd")
-def test_a_fresh_host_has_what_the_notebook_has(tmp_path: Path) -> None:
-    """The same versions, no CUDA where there is no GPU, a class, a helper module, an editable package; nobody has listed any."""
+def test_fresh_host_gets_the_notebooks_packages(tmp_path: Path) -> None:
+    """Same versions, no CUDA without a GPU, a class, a helper module and an editable package, none of them listed."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.editable("tiny-edited", "1.0", {"tinyedited/__init__.py": "state = 1\n"}, ["numpy"])
     (tmp_path / "notebook").mkdir()

@@ -31,7 +31,7 @@ def bundle(line: str) -> dict[str, float]:
     return ray.bundle(parse_pool(f"--provider ray {line}"), NODES)
 
 
-def test_a_bundle_has_what_is_asked_for_and_nothing_else() -> None:
+def test_bundle_has_exactly_the_requested_packages() -> None:
     assert bundle("") == {"CPU": 1}
     assert bundle("--procs-per-node 4") == {"CPU": 4}
     assert bundle("--cpus 16+ --memory 64") == {"CPU": 16, "memory": 64e9}
@@ -59,7 +59,7 @@ def test_addresses(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["head", "http://head:8265", "ray://head", "a b:1", "head:6379;rm"]
 )
-def test_what_is_no_address(golden: Golden, address: str) -> None:
+def test_invalid_addresses_are_refused(golden: Golden, address: str) -> None:
     with golden.raises(RequestError):
         parse_pool(f"--provider ray --address '{address}'")
 
@@ -97,8 +97,8 @@ def test_no_cluster_here(golden: Golden) -> None:
     golden(ray.refusal("auto", "Could not find any running Ray instance. Please …"))
 
 
-def test_what_is_not_ray_is_refused_at_once(golden: Golden) -> None:
-    """Such as the dashboard, which speaks HTTP/1.1, and whose port 8265 is the one that people know."""
+def test_non_ray_address_is_refused_at_once(golden: Golden) -> None:
+    """Such as that of the dashboard, which speaks HTTP/1.1 and whose port 8265 is well known."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def dashboard() -> None:
@@ -113,10 +113,10 @@ def test_what_is_not_ray_is_refused_at_once(golden: Golden) -> None:
         answered.result()
 
 
-def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(
+def test_driver_exit_without_answer_is_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray ends the process that is connected to it when the head is gone: that is not "nothing is left"."""
+    """Ray ends the connected process when the head is gone, which does not mean that nothing is left."""
 
     def send(link: ray.RayLink, request: object, sockets: object) -> None:
         pass  # the sockets are closed

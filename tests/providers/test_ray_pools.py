@@ -64,9 +64,7 @@ def test_no_cluster_at_the_address(notebook: Notebook) -> None:
     assert "127.0.0.1:1: Connection refused" in failure.text
 
 
-def test_versions_that_differ_are_refused_before_anything_starts(
-    ray: Cluster, notebook: Notebook
-) -> None:
+def test_different_versions_are_refused_before_the_start(ray: Cluster, notebook: Notebook) -> None:
     own = ray("version", "2.9.0")
     try:
         failure = notebook.fail(pool(ray))
@@ -77,7 +75,7 @@ def test_versions_that_differ_are_refused_before_anything_starts(
     assert "pip install ray==2.9.0" in failure.text
 
 
-def test_a_placement_that_never_fits_says_why_and_stops(ray: Cluster, notebook: Notebook) -> None:
+def test_impossible_placement_is_explained_and_stops(ray: Cluster, notebook: Notebook) -> None:
     waiting = notebook.start(pool(ray, "--nodes 3"))
     notebook.watch(waiting, lambda cell: "Ray has no place yet" in cell.text)
     assert re.search(r"3 × \(CPU 1\), .*\b2 .*\b3 nodes\b", waiting.text)
@@ -87,10 +85,10 @@ def test_a_placement_that_never_fits_says_why_and_stops(ray: Cluster, notebook: 
     assert (ray("groups"), ray("actors")) == ([], [])
 
 
-def test_a_pool_with_ray_data_and_ray_train_is_left_and_ended_from_another_kernel(
+def test_ray_pool_is_left_and_ended_from_another_kernel(
     ray: Cluster, notebook: Notebook, tmp_path: Path
 ) -> None:
-    """Of Ray's it has one process on each node."""
+    """Ray itself runs one process of the pool on each node."""
     notebook.run(pool(ray))
     (group,) = ray("groups")
     assert sorted(ray("actors")) == [f"{group}-0", f"{group}-1"]
@@ -122,10 +120,10 @@ def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: N
     assert (ray("groups"), ray("actors")) == ([], [])
 
 
-def test_another_notebook_with_a_pool_of_the_same_name_whose_kernel_is_killed_while_it_waits(
+def test_kernel_killed_while_waiting_for_the_same_pool_name(
     ray: Cluster, notebook: Notebook, tmp_path: Path
 ) -> None:
-    """Its end, and its death, leave nothing of its own, and the first one's pool."""
+    """Its end or death leaves nothing behind, and does not affect the first notebook's pool."""
     notebook.run(pool(ray, "--nodes 1"))
     with opened(tmp_path) as other:
         other.run(pool(ray, "--nodes 1"))
@@ -169,10 +167,10 @@ def test_a_head_that_dies_under_a_pool(tmp_path: Path) -> None:
         made.close()
 
 
-def test_a_head_that_is_gone_when_the_process_that_asks_is_ended(
+def test_head_lost_while_its_client_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both wait as long for the head: a node's end may be told before that process ends, and is explained nevertheless."""
+    """A node's end may be reported before the client process ends, and must be explained anyway."""
     (tmp_path / "driver.py").write_text(
         "import socket, sys\ncontrol = socket.socket(fileno=int(sys.argv[1]))\n"
         'control.send(b\'{"address": "%s"}\' % sys.argv[2].encode())\nsocket.recv_fds(control, 1 << 10, 1)\n'
@@ -222,7 +220,7 @@ for answers in [(True,), (unknown, unknown, dead), (unknown, True), (unknown,)]:
 
 
 def test_why_a_node_is_gone_is_asked_until_ray_knows() -> None:
-    """Ray itself leaves such a moment open for less than a second, now and then: its answers stand in for it."""
+    """The window is under a second in Ray itself, so the test provides Ray's answers."""
     command = [sys.executable, "-P", "-c", FATES, str(provider.DRIVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     alive, died = "[{'fate': ''}]", "[{'fate': 'Ray says: The actor died.'}]"

@@ -81,15 +81,13 @@ def never_heard(notebook: Notebook, pool: str, folder: Path) -> None:
 
 
 @pytest.mark.needs("slurm", "root")
-def test_who_listens_to_slurm_learns_no_secret(notebook: Notebook, tmp_path: Path) -> None:
+def test_eavesdropper_on_slurm_learns_no_secret(notebook: Notebook, tmp_path: Path) -> None:
     never_heard(notebook, ON_SLURM, tmp_path)
 
 
 @pytest.mark.needs("slurm", "root", "sshd")
-def test_who_listens_to_a_cluster_behind_a_login_node_learns_no_secret(
-    slurm: Cluster, tmp_path: Path
-) -> None:
-    """The session leads from the notebook to the node: the login node carries it, and its home has the key."""
+def test_eavesdropper_behind_a_login_node_learns_no_secret(slurm: Cluster, tmp_path: Path) -> None:
+    """The login node relays the session between notebook and node, and its home folder has the key."""
     (tmp_path / "bin").mkdir()
     with (
         loopback(tmp_path / "hosts", 1, env=slurm.env, names=["login"]) as hosts,
@@ -134,10 +132,8 @@ def test_a_node_with_another_key_is_refused_at_once(slurm: Cluster, notebook: No
 
 
 @pytest.mark.needs("slurm", "root")
-def test_who_stands_in_for_a_node_that_has_the_key_is_refused(
-    slurm: Cluster, notebook: Notebook
-) -> None:
-    """He says that he knows nothing, as a node without the home folder would."""
+def test_impostor_of_a_known_node_is_refused(slurm: Cluster, notebook: Notebook) -> None:
+    """It claims to know no key, as a node without the shared home folder would."""
     instead_of_srun(slurm, notebook, "HOME=/nowhere; export HOME")
     notebook.fail(POOL, "channel-untrusted")
     assert notebook.fields()["host"] == "n1"
@@ -157,7 +153,7 @@ def test_the_python_that_a_site_loads_serves(notebook: Notebook, tmp_path: Path)
 
 
 @pytest.mark.needs("slurm", "root")
-def test_a_node_without_the_home_folder_is_trusted_once_and_said_so(tmp_path: Path) -> None:
+def test_slurm_node_without_shared_home_is_trusted_once(tmp_path: Path) -> None:
     (home := tmp_path / "homes" / "me").mkdir(parents=True)
     hidden = f'mount -t tmpfs none {home.parent} && exec "$@"'
     (tmp_path / "slurm").mkdir()
@@ -246,7 +242,7 @@ print(json.dumps([refused, allowed, sorted(methods - {*arguments, "introduce"})]
 
 
 @pytest.mark.needs("ray", "root")
-def test_who_listens_to_ray_learns_no_secret(
+def test_eavesdropper_on_ray_learns_no_secret(
     on_ray: ray.Cluster, notebook_of_ray: Notebook, tmp_path: Path
 ) -> None:
     never_heard(notebook_of_ray, ray_pool(on_ray), tmp_path)
@@ -278,7 +274,7 @@ def test_another_client_of_ray_cannot_call_the_actors(
 
 
 @pytest.mark.needs("ray")
-def test_a_node_of_ray_without_the_home_folder_is_trusted_once_and_said_so(
+def test_ray_node_without_shared_home_is_trusted_once(
     on_ray: ray.Cluster, notebook_of_ray: Notebook
 ) -> None:
     notebook_of_ray.run("from skymagic.providers.channel_key import ChannelKey")
@@ -312,7 +308,7 @@ print(" ".join(said))
 
 
 @pytest.mark.needs("ray")
-def test_each_ticket_is_good_for_one_call_though_calls_overtake_one_another() -> None:
+def test_ticket_is_valid_once_even_if_calls_overtake_each_other() -> None:
     command = [sys.executable, "-P", "-c", DRIVER + WINDOWS, str(provider.DRIVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == "yes yes no no yes yes no no no yes no".split()

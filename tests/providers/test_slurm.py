@@ -35,7 +35,7 @@ def directives(line: str, partition: str | None = None) -> dict[str, str]:
     return slurm._directives(request, slurm_jobs.nodes_of_partition(HERE, partition))
 
 
-def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
+def test_job_script_matches_the_request() -> None:
     asked = directives(
         "--nodes 4 --gpu A100:8 --cpus 16+ --memory 64 --account lab --time 4h --slurm hint=nomultithread"
     )
@@ -105,11 +105,9 @@ def test_hostile_values_stay_values(value: str, written: str) -> None:
         ((("time", "forever"),), "write 4h, 90m, or 1-12:00:00"),
     ],
 )
-def test_what_cannot_be_a_directive_is_refused(
-    options: tuple[tuple[str, str], ...], told: str
-) -> None:
+def test_invalid_directives_are_refused(options: tuple[tuple[str, str], ...], told: str) -> None:
     with pytest.raises(RequestError, match="\\S") as refused:
-        slurm_jobs.asked_directives(options, {})
+        slurm_jobs.job_directives(options, {})
     assert told in str(refused.value)
 
 
@@ -137,15 +135,13 @@ def test_gpus_have_the_names_of_the_site(gpu: str, partition: str, word: str) ->
         ("0,2", "gpu", "Slurm chooses the GPUs: write how many, as in --gpu 2"),
     ],
 )
-def test_gpus_that_are_not_there_are_refused_with_those_that_are(
-    gpu: str, partition: str, told: str
-) -> None:
+def test_unavailable_gpus_are_refused_with_a_list(gpu: str, partition: str, told: str) -> None:
     with pytest.raises(RequestError) as refused:
         slurm_jobs.gres_word(read_gpus(gpu), in_partition(partition))
     assert told in str(refused.value)
 
 
-def test_partitions_that_are_down_are_not_there() -> None:
+def test_partitions_that_are_down_are_omitted() -> None:
     assert [(one.name, one.nodes) for one in HERE] == [
         ("gpu", 4),
         ("big", 2),
@@ -172,7 +168,7 @@ def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
     }
 
 
-def test_a_job_that_waits_says_why(golden: Golden) -> None:
+def test_waiting_job_gives_its_reason(golden: Golden) -> None:
     rows = slurm_jobs.jobs_of(
         "7|PENDING|Resources|2026-11-24T10:00:00|N/A||lab-1|skymagic\n8|RUNNING|None|x|2026-11-24T11:00:00|n[1-2]|own|a|b\nodd\n"
     )
@@ -230,7 +226,7 @@ ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent
         ("Batch job submission failed: Requested time limit is invalid for interactive", {}, "", "`sinfo -o '%P %l'` lists"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_to_try(
+def test_refusal_suggests_alternatives(
     problem: str, asked: dict[str, str], associations: str, told: str
 ) -> None:
     def asking(*words: str) -> subprocess.CompletedProcess[str]:

@@ -39,13 +39,18 @@ exec sleep 600
 """
 
 
-def test_what_is_asked_for() -> None:
+def test_login_options_are_parsed() -> None:
     there = sky.Slurm(login="me@cluster", client="openssh")
     assert dict(there.fields) == {"login": "me@cluster", "ssh": "openssh"}
-    assert slurm._elsewhere(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh")) == []
-    assert "--login" in slurm._elsewhere(PoolRequest(provider="slurm", ssh="openssh"))[0]
+    assert (
+        slurm._meaningless_options(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh"))
+        == []
+    )
+    assert "--login" in slurm._meaningless_options(PoolRequest(provider="slurm", ssh="openssh"))[0]
     request = PoolRequest(login="me@cluster", ssh="openssh")
-    assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == [
+    assert [
+        mistake.partition(" is for")[0] for mistake in planning._meaningless_options(request)
+    ] == [
         "--ssh",
         "--login",
     ]
@@ -173,9 +178,10 @@ def test_salloc_outlives_the_connection_that_it_was_asked_by(
 
 
 @pytest.mark.needs("slurm", "root", "sshd")
-def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_elsewhere(
+def test_pool_of_a_login_node_is_attached_and_ended_elsewhere(
     tmp_path: Path,
 ) -> None:
+    """One notebook runs on the login node, the other one on a laptop that reaches it by SSH."""
     for folder in ("slurm", "there", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bin").mkdir()

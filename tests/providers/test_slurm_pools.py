@@ -90,7 +90,7 @@ def told_by(failure: str, number: str) -> None:
 
 
 def test_a_job_from_its_start_to_its_cancellation(slurm: Cluster, notebook: Notebook) -> None:
-    """It knows nothing of the notebook's secrets; values go past srun, which is slow; kernels and Slurm's controller come and go."""
+    """Slurm learns no secrets, values bypass srun, and kernels and the controller restart."""
 
     def steps() -> list[psutil.Process]:
         return [one for one in of(processes.ATTACH) if one.name() == "srun"]
@@ -189,9 +189,7 @@ def test_pool_within_salloc_submits_its_own_job(slurm: Cluster, notebook: Notebo
     slurm("scancel", outer)
 
 
-def test_what_slurm_refuses_is_refused_with_what_there_is(
-    slurm: Cluster, notebook: Notebook
-) -> None:
+def test_refused_options_list_alternatives(slurm: Cluster, notebook: Notebook) -> None:
     for options, told in (
         ("--partition gpuu", "--partition: Slurm has no partition 'gpuu'; did you mean 'gpu'?"),
         ("--gpu H100:2", "--gpu H100:2: no node there has that (GPUs per node: a100:2)"),
@@ -221,7 +219,7 @@ def test_what_slurm_refuses_is_refused_with_what_there_is(
     assert slurm.jobs() == []
 
 
-def test_a_preview_shows_the_script_and_what_slurm_says(slurm: Cluster, notebook: Notebook) -> None:
+def test_preview_shows_script_and_slurms_answer(slurm: Cluster, notebook: Notebook) -> None:
     shown = notebook.run(f"{POOL} --gpu A100:2 --account me --dry-run").text
     for line in (
         "#SBATCH --nodes=2",
@@ -239,7 +237,7 @@ def test_a_preview_shows_the_script_and_what_slurm_says(slurm: Cluster, notebook
 def test_a_job_whose_answer_is_lost_is_found_by_its_name(
     slurm: Cluster, notebook: Notebook
 ) -> None:
-    """The controller takes the job a while after sbatch has given up, as a busy one does."""
+    """The controller accepts the job after sbatch has given up, as a busy controller does."""
     late = '(sleep 1; "$REAL" "$@" <"$0.$$"; rm "$0.$$") >/dev/null 2>&1 </dev/null &'
     script = f'cat >"$0.$$"; {late}\necho "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1'
     instead_of(slurm, notebook, "sbatch", script)
@@ -271,7 +269,7 @@ def test_a_second_stop_leaves_no_job_either(slurm: Cluster, notebook: Notebook) 
         slurm.wait(lambda: [one[0] for one in slurm.jobs()] == [other])
 
 
-def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(
+def test_pool_of_a_dead_notebook_is_found_by_job_and_ended(
     slurm: Cluster, notebook: Notebook, tmp_path: Path
 ) -> None:
     own = slurm(
@@ -299,10 +297,8 @@ def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(
         slurm("scancel", own.strip())
 
 
-def test_a_pool_goes_on_in_the_job_that_was_queued_after_its_own(
-    slurm: Cluster, notebook: Notebook
-) -> None:
-    """At the time limit, and after a job of higher priority; the hook for a checkpoint has run before. Not once it was cancelled."""
+def test_pool_continues_in_the_job_queued_after_its_own(slurm: Cluster, notebook: Notebook) -> None:
+    """At the time limit and after preemption, with the checkpoint hook called first; not after a cancellation."""
     urgent = (
         "sbatch",
         "-N2",
@@ -378,7 +374,7 @@ def test_salloc_asks_for_the_job(slurm: Cluster, notebook: Notebook) -> None:
     nothing_left(slurm)
 
 
-def test_what_a_site_needs_first_is_kept_for_its_cluster(
+def test_site_script_is_kept_per_cluster(
     slurm: Cluster, notebook: Notebook, tmp_path: Path
 ) -> None:
     file = tmp_path / "skymagic" / "slurm" / "lab.sh"
@@ -396,8 +392,8 @@ def test_what_a_site_needs_first_is_kept_for_its_cluster(
     assert seen(notebook, "'/opt/own/bin' in os.environ['PATH'].split(':')") == [True]
 
 
-def test_what_the_holder_starts_outlives_a_step(tmp_path: Path) -> None:
-    """proctrack/cgroup ends whatever a step has started: ranks, servers, and a notebook that is executed on the head; a prologue prints."""
+def test_daemons_of_the_holder_survive_a_step(tmp_path: Path) -> None:
+    """proctrack/cgroup kills all processes of a step: ranks, servers and a notebook job. A site's prologue prints text."""
     loud = tmp_path / "loud"
     loud.write_text("#!/bin/sh\necho print welcome to the cluster\necho 'print skymagic-0 7'\n")
     loud.chmod(0o755)
@@ -425,7 +421,7 @@ def test_what_the_holder_starts_outlives_a_step(tmp_path: Path) -> None:
             nothing_left(slurm)
 
 
-def test_a_home_that_nodes_do_not_see_is_told_and_another_folder_serves(tmp_path: Path) -> None:
+def test_unshared_home_is_reported_and_replaced(tmp_path: Path) -> None:
     (home := tmp_path / "homes" / "me").mkdir(parents=True)
     hidden = f'mount -t tmpfs -o ro none {home.parent} && exec "$@"'
     (tmp_path / "slurm").mkdir()

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.needs("sshd")
 ENDLESS = "%%sky_broadcast\nimport time\nprint('at work', flush=True)\nwhile True: time.sleep(0.05)"
 
 
-def test_a_cell_without_its_notebook_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
-    """`away` counts from the end of the last cell: a cell may run on for longer than that."""
+def test_cell_without_a_notebook_is_stopped_and_cleaned_up(tmp_path: Path) -> None:
+    """`away` counts from the end of the last cell, so a cell may run for longer."""
     with ssh_desk(tmp_path) as desk:
         name = f"lab{os.urandom(4).hex()}"  # the hosts' folders are this machine's
         desk.made = f"{desk.made.replace(' lab ', f' {name} ')} --max-away 8s"

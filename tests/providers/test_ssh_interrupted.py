@@ -20,7 +20,7 @@ PHASES = {
     "looking at the hosts": ("skymagic.providers.ssh:probe", POOL),
     "setting them up": ("skymagic.providers.ssh:setup", POOL),
     "starting agents": ("skymagic.cluster:Agents.start", POOL),
-    "finding addresses": ("skymagic.cluster:Agents.meet", POOL),
+    "finding addresses": ("skymagic.cluster:Agents.find_addresses", POOL),
     "opening value servers": ("skymagic.pool.resources:open_store", ON_ONE),
     "waiting for ranks": ("skymagic.cluster:Agents.wait_ready", POOL),
 }
@@ -76,7 +76,7 @@ def test_a_start_is_interrupted(phase: str, after: float, two: tuple[Hosts, Note
 
 
 def test_an_environment_that_is_being_made(two: tuple[Hosts, Notebook]) -> None:
-    """The press comes while packages are installed; what was half made is not taken for an environment afterwards."""
+    """Stopped during the installation: the incomplete environment is not used later."""
     hosts, notebook = two
     starting = notebook.start("%sky_pool lab --provider ssh --hosts h1")
     notebook.watch(starting, lambda shown: "installing packages" in shown.said)
@@ -97,10 +97,10 @@ def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> N
     assert nothing_runs(hosts)
 
 
-def test_jupyter_loses_its_patience_with_a_notebook_that_is_closed(
+def test_closed_notebook_killed_by_jupyter_leaves_nothing(
     two: tuple[Hosts, Notebook],
 ) -> None:
-    """SIGTERM comes 2.5 s after the request to end; here before the agents have heard of the end. The last one: it takes the notebook of all."""
+    """SIGTERM follows 2.5 s after the shutdown request, here before the agents are notified. The last test: it ends the shared notebook."""
     hosts, notebook = two
     notebook.run(POOL)
     notebook.run("press_in('skymagic.cluster:Agents.close', 0, signal.SIGTERM)")

@@ -63,7 +63,7 @@ def counts_on(notebook: Notebook, rounds: int, happens: Callable[[], object]) ->
 
 
 def test_machines_reach_each_other_at_their_own_addresses(two: tuple[Machines, Notebook]) -> None:
-    """Their hostnames lead to 127.0.1.1, and the notebook is on another address."""
+    """Their hostnames resolve to 127.0.1.1, and the notebook uses another address."""
     _, notebook = two
     notebook.run(
         "%%sky_broadcast -o found\n"
@@ -80,7 +80,7 @@ def test_machines_reach_each_other_at_their_own_addresses(two: tuple[Machines, N
 
 
 def test_nothing_listens_everywhere(two: tuple[Machines, Notebook]) -> None:
-    """What listens has the cluster's own address, or loopback's; a machine may have others that the world can reach."""
+    """Services listen on the cluster's address or on loopback; a machine may have public addresses as well."""
     hosts, notebook = two
     notebook.run("%%sky_broadcast\ndist.barrier()")
     for host in hosts:
@@ -96,7 +96,7 @@ def test_nothing_listens_everywhere(two: tuple[Machines, Notebook]) -> None:
 
 
 def test_values_go_from_node_to_node(two: tuple[Machines, Notebook]) -> None:
-    """The notebook's link carries a value once."""
+    """The notebook sends a value once."""
     hosts, notebook = two
     notebook.run("import numpy\nbig = numpy.random.default_rng(0).random(4_000_000)")
     before, _ = hosts.link.traffic()
@@ -168,7 +168,7 @@ def test_a_machine_that_loses_its_power(two: tuple[Machines, Notebook]) -> None:
 
 
 def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> None:
-    """Where it is not back, the user hears so."""
+    """If it does not return, the user gets a message."""
     hosts, notebook = two
     notebook.run("%%sky_broadcast\nkept = 10 * int(__import__('os').environ['RANK'])")
     hosts[0].power_cut()
@@ -190,7 +190,7 @@ def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> No
 
 
 def test_a_machine_that_dies_after_attaching(two: tuple[Machines, Notebook]) -> None:
-    """The notebook that attached was not there when the nodes met; nor has it met agents that were started anew."""
+    """The attached notebook was absent when the nodes connected, and has not seen the restarted agents."""
     hosts, notebook = two
     notebook.restart()
     notebook.run("%load_ext skymagic\n%sky_attach lab")
@@ -207,8 +207,8 @@ def test_a_machine_that_dies_after_attaching(two: tuple[Machines, Notebook]) -> 
         assert notebook.value("ranks") == [0, 1, 2, 3]
 
 
-def test_a_machine_that_was_cut_off_comes_back(two: tuple[Machines, Notebook]) -> None:
-    """It was given up while it was away; what ran there makes room for new ranks."""
+def test_machine_returns_after_a_network_cut(two: tuple[Machines, Notebook]) -> None:
+    """It had been given up; its old processes make room for new ranks."""
     hosts, notebook = two
     notebook.run("%%sky_broadcast\nkept = 1")
     hosts[1].cut()
@@ -221,7 +221,7 @@ def test_a_machine_that_was_cut_off_comes_back(two: tuple[Machines, Notebook]) -
 
 
 def test_a_pool_that_ends_while_a_machine_is_cut_off(two: tuple[Machines, Notebook]) -> None:
-    """It hears of the end when it is back, also after a restart that did not reach it."""
+    """It is notified when it returns, even after a restart that did not reach it."""
     hosts, notebook = two
     hosts[1].cut()
     error = notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)")
@@ -240,7 +240,7 @@ def test_a_pool_that_ends_while_a_machine_is_cut_off(two: tuple[Machines, Notebo
 
 
 def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
-    """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
+    """Neither the notebook nor the other machine reaches it; its processes end by themselves."""
     hosts, notebook = two
     notebook.run("%sky_down")
     notebook.run(f"{POOL} --idle 15s")  # a busy machine may take seconds from its start to the cell

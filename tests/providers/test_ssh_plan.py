@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("sshd")
 POOL = "%sky_pool lab --provider ssh --hosts h1 --plugin torch --pip sky-more"
 
 
-def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> None:
+def test_installs_are_listed_before_anything_happens(tmp_path: Path) -> None:
     links, site = tmp_path / "links", tmp_path / "site"
     make_wheel(links, "sky-more", "1.0", ["sky-needed"])
     make_wheel(links, "sky-needed", "3.0")
@@ -73,7 +73,7 @@ def test_equal_hosts_share_the_lines_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
-    """All such hosts are named with what they have and the way out, before anything is made on the others."""
+    """The error names all such hosts with their Pythons and the remedy, before anything starts on the others."""
     env = {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_NO_INDEX": "1",

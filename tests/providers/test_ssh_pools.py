@@ -103,7 +103,7 @@ def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebo
     ]
 
 
-def test_a_script_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -> None:
+def test_script_runs_on_the_ranks_host(two: tuple[Hosts, Notebook]) -> None:
     _, notebook = two
     shown = notebook.run("%%sky_sh -t 3\necho $HOME $RANK $LOCAL_RANK\npwd")
     first, folder = shown.lines
@@ -149,7 +149,7 @@ def file_processes(hosts: Hosts) -> list[psutil.Process]:
     return still_there(found)
 
 
-def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> None:
+def test_files_are_copied_to_all_hosts_and_back(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     folder = notebook.folder
     (folder / "data/sub").mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook])
             assert [name for name in left if not (place / name).is_dir()] == []
 
 
-def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(
+def test_interrupted_copy_is_reported_and_can_resume(
     two: tuple[Hosts, Notebook],
 ) -> None:
     hosts, notebook = two
@@ -246,7 +246,7 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(
     assert (there / "large").stat().st_size == 1 << 20
 
 
-def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
+def test_script_folder_is_synchronized(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     project = notebook.folder / "project"
     project.mkdir()
@@ -282,7 +282,7 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     assert "project:" not in notebook.run(cell).text
 
 
-def test_a_plan_says_what_is_there_and_mistakes_are_told_before_anything_starts(
+def test_preview_shows_hosts_and_mistakes_before_the_start(
     two: tuple[Hosts, Notebook],
 ) -> None:
     _, notebook = two
@@ -339,7 +339,7 @@ def all_came(notebook: Notebook, running: Shown, rounds: int) -> bool:
 
 
 def test_connections_that_are_killed_cost_nothing(two: tuple[Hosts, Notebook]) -> None:
-    """The head's, then the other's, then all of them."""
+    """The head's, then the other host's, then all."""
     hosts, notebook = two
     running = counting(notebook, 80)
     for lost, number in (([hosts[0]], 25), ([hosts[1]], 45), (hosts, 65)):
@@ -351,7 +351,7 @@ def test_connections_that_are_killed_cost_nothing(two: tuple[Hosts, Notebook]) -
 
 
 def test_a_host_that_is_not_to_be_reached_for_a_while(two: tuple[Hosts, Notebook]) -> None:
-    """Its cell goes on; status and the cell say what is the matter; nothing is lost."""
+    """Its cell continues, status and cell explain the situation, and nothing is lost."""
     hosts, notebook = two
     running = counting(notebook, 100)
     hosts[1].stop()
@@ -361,7 +361,7 @@ def test_a_host_that_is_not_to_be_reached_for_a_while(two: tuple[Hosts, Notebook
     assert all_came(notebook, running, 100)
 
 
-def test_a_connection_that_is_silent_is_made_anew(two: tuple[Hosts, Notebook]) -> None:
+def test_silent_connection_is_replaced(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     running = counting(notebook, 24)
     frozen = hosts[1].sessions()
@@ -372,7 +372,7 @@ def test_a_connection_that_is_silent_is_made_anew(two: tuple[Hosts, Notebook]) -
         process.resume()
 
 
-def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(
+def test_second_stop_does_not_wait_for_a_lost_host(
     two: tuple[Hosts, Notebook],
 ) -> None:
     hosts, notebook = two
@@ -396,10 +396,10 @@ def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(
 # ------------------------------------------------------------------------------------------ the end
 
 
-def test_nothing_is_left_when_a_pool_ends_or_its_notebook_was_killed_a_while_ago(
+def test_ended_and_abandoned_pools_leave_nothing(
     two: tuple[Hosts, Notebook],
 ) -> None:
-    """The last one here: it takes the notebook of all."""
+    """The last test here: it ends the shared notebook."""
     hosts, notebook = two
     assert all(host.processes() for host in hosts)
     notebook.run("%sky_down lab")

@@ -50,7 +50,7 @@ Process.write = counted
 
 @pytest.mark.needs("sshd")
 def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
-    """From empty homes; a later cell brings its package over the same way. No index is waited for, and it is said."""
+    """From empty home folders; a later cell sends its package the same way. No index causes a wait, and a note explains it."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.add("tiny-data", "1.2", {"tinydata.py": "version = '1.2'\n"})
     shelf.add(
@@ -93,7 +93,7 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_what_cannot_be_had_here_either_is_said(
+def test_unavailable_package_here_and_there_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CACHE_DIR", str(Path.home() / ".cache/pip"))

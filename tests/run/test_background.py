@@ -66,7 +66,7 @@ def test_a_result_has_the_last_values_without_an_output(notebook: Notebook) -> N
     assert notebook.value("run.result()") == [None, None]
 
 
-def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook) -> None:
+def test_background_run_captures_names_at_once(notebook: Notebook) -> None:
     notebook.run(
         "import numpy as np, torch\n"
         "a, model, text = np.zeros(20_000_000), torch.zeros(5_000_000), bytearray(b'x' * 50_000_000)\na[-1] = -1"
@@ -80,7 +80,7 @@ def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook) -> None
     assert notebook.value("sums") == [(0.0, -1.0, 1, 0.0, {ord("x")})] * 2
 
 
-def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(
+def test_background_run_captures_values_before_it_returns(
     notebook: Notebook,
 ) -> None:
     notebook.run("import numpy as np\na = np.zeros(20_000_000)")
@@ -91,7 +91,7 @@ def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(
     assert notebook.value("sums") == [(0.0, 0.0)] * 2
 
 
-def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> None:
+def test_handle_returns_long_output_and_none(notebook: Notebook) -> None:
     begin(notebook, "for i in range(100_000): print('täglich', i)", "-t 1")
     notebook.run("run.wait(60)")
     assert (

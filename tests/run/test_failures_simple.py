@@ -53,7 +53,7 @@ def internal(error: Failed) -> list[str]:
 # ------------------------------------------------------------------------------------------ what is raised
 
 
-def test_the_error_says_what_happened_and_where(notebook: Notebook) -> None:
+def test_error_gives_cause_and_place(notebook: Notebook) -> None:
     error = notebook.fail("%%sky_broadcast\nx = 1\nif rank == 1:\n    raise ValueError('planted')")
     assert error.ename == "ValueError"
     assert "planted" in error.evalue
@@ -81,7 +81,7 @@ def test_the_error_has_rank_host_name_traceback_and_cause(notebook: Notebook) ->
 # ------------------------------------------------------------------------------------------ several ranks
 
 
-def test_the_same_error_on_all_ranks_is_said_once(golden: Golden, patient: Notebook) -> None:
+def test_same_error_on_all_ranks_is_shown_once(golden: Golden, patient: Notebook) -> None:
     error = patient.fail("%%sky_broadcast\nraise RuntimeError('all alike')")
     assert error.text.count("RuntimeError: all alike") == 1
     golden.line(error.text, f"[rank 0 of 3 on {HOST}] ", hide=[re.escape(HOST)])
@@ -133,7 +133,7 @@ def test_a_name_that_is_misspelt_gets_the_nearest(golden: Golden, notebook: Note
     golden(lines[-2:])
 
 
-def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(
+def test_later_failures_do_not_mention_interrupts(
     notebook: Notebook,
 ) -> None:
     body = "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
@@ -180,7 +180,7 @@ def test_exception_that_raises_when_it_is_rebuilt(notebook: Notebook) -> None:
     assert caught(notebook, body, "e.ename, e.evalue, e.__cause__") == ("Bad", "original", None)
 
 
-def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
+def test_exception_with_failing_str(notebook: Notebook) -> None:
     error = notebook.fail(
         "%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute"
     )
@@ -353,7 +353,7 @@ def test_interrupt_of_ranks_that_ignore_it_kills_them_at_last(notebook: Notebook
 # ------------------------------------------------------------------------------------------ what is left
 
 
-def test_values_of_ranks_that_ended_well_do_not_stay_in_shared_memory(notebook: Notebook) -> None:
+def test_values_of_successful_ranks_leave_shared_memory(notebook: Notebook) -> None:
     notebook.run(
         "import glob, os, skymagic\n[store] = glob.glob(f'/dev/shm/skymagic-{skymagic.find().pool.job_id}-*')\n"
         "def files(): return sorted(name for name in os.listdir(store) if not name.endswith('.part'))\nthere = files()"

@@ -52,7 +52,7 @@ def values(notebook: Notebook, expression: str) -> list[object]:
     return list(notebook.value("found"))
 
 
-def test_an_error_of_a_kernel_belongs_to_its_cell_and_replaces_the_rank(
+def test_gpu_kernel_error_fails_its_cell_and_replaces_the_rank(
     golden: Golden, notebook: Notebook
 ) -> None:
     failed = notebook.fail(
@@ -65,7 +65,7 @@ def test_an_error_of_a_kernel_belongs_to_its_cell_and_replaces_the_rank(
     assert values(notebook, "x = torch.ones(1); dist.all_reduce(x); int(x)") == [2, 2]
 
 
-def test_a_refused_argument_leaves_the_rank_as_it_is(notebook: Notebook) -> None:
+def test_refused_argument_leaves_the_rank_unchanged(notebook: Notebook) -> None:
     failed = notebook.fail(
         "%%sky_broadcast\nmine = rank\nif rank: raise torch.AcceleratorError('CUDA error: invalid device ordinal')"
     )
@@ -90,10 +90,10 @@ step()"""
     assert values(notebook, "Cuda.emptied > 0") == [True, True]
 
 
-def test_frames_of_stopped_ranks_are_freed_before_groups_are_formed_again(
+def test_frames_are_freed_before_groups_are_formed_again(
     notebook: Notebook,
 ) -> None:
-    """A rank's own errors stay for %debug."""
+    """A rank's own errors keep their frames for %debug."""
     prepare = """
 plain = dist.init_process_group
 def init_process_group(*args, **kwargs):

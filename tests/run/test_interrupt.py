@@ -47,7 +47,7 @@ def presses(submission: Submission) -> int:
             return count
 
 
-def test_a_press_that_python_loses_before_the_cell_stops_the_cell() -> None:
+def test_stop_press_lost_before_the_cell_stops_the_cell() -> None:
     submission = Submission([0])
     with interrupt.deferred() as one, deafness(), one.sent_to(submission):
         assert presses(submission) == 1
@@ -66,7 +66,7 @@ def test_a_press_while_the_cell_runs_is_its_news() -> None:
         assert presses(submission) == 2
 
 
-def test_a_late_press_is_told_at_the_end(golden: Golden) -> None:
+def test_late_stop_is_reported_at_the_end(golden: Golden) -> None:
     def late() -> None:
         with interrupt.deferred() as one:
             with one.sent_to(Submission([0])):
@@ -78,7 +78,7 @@ def test_a_late_press_is_told_at_the_end(golden: Golden) -> None:
 
 
 def test_where_interrupts_are_ignored_they_stay_so() -> None:
-    """A script that was started with ``nohup script &`` is not to be stopped by a Ctrl-C that is meant for others."""
+    """A script started with ``nohup script &`` must not stop at a Ctrl-C meant for another process."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         submission = Submission([0])
@@ -90,7 +90,7 @@ def test_where_interrupts_are_ignored_they_stay_so() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_afterwards_all_is_as_it_was() -> None:
+def test_everything_is_restored_afterwards() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interrupt.deferred() as one, one.sent_to(Submission([0])):
         assert signal.getsignal(signal.SIGINT) != before

@@ -64,7 +64,7 @@ def test_a_row_for_each_step_of_each_rank() -> None:
     assert (found[2]["step"], math.isnan(found[2]["loss"])) == (1, True)
 
 
-def test_numbers_of_one_step_stand_together_and_the_newer_counts() -> None:
+def test_metrics_of_a_step_are_merged_and_newer_ones_win() -> None:
     run = of(
         (0, batch("loss", (1, 5, NAN, 0.5), (2, 5, NAN, 0.4))),
         (0, batch("accuracy lr", (3, 5, NAN, 0.9, 0.1))),
@@ -132,7 +132,7 @@ def test_columns_are_read_with_and_without_pandas(
     assert table([]).cell.tolist() == []
 
 
-def test_a_missing_column_without_pandas_says_what_there_is(
+def test_missing_column_lists_existing_ones(
     golden: Golden,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_missing_column_without_pandas_says_what_there_is(
     assert copy.copy(found).loss == found.loss
 
 
-def test_the_oldest_runs_are_forgotten_when_there_is_too_much() -> None:
+def test_oldest_runs_are_forgotten_above_the_limit() -> None:
     runs = [of((0, loop("loss", range(10))), cell=cell) for cell in range(4)]
     empty = Metrics(9)
     assert [run.cell for run in newest_within([*runs, empty], doubles=90)] == [2, 3]
@@ -196,7 +196,7 @@ def test_of_loops_in_each_other_the_outer_one_counts() -> None:
     assert progress.total == 10
 
 
-def test_a_total_that_nobody_knows() -> None:
+def test_unknown_total() -> None:
     progress = progress_of(of((0, loop("loss", range(5)))))
     assert (progress.share, progress.remaining_seconds, progress.done) == (None, None, 5)
     assert Metrics().progress() is None
@@ -283,7 +283,7 @@ def reported(outputs: list[Output]) -> list[tuple[float, float]]:
     return [(row["step"], row["loss"]) for row in records([of(*batches)])]
 
 
-def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
+def test_returning_notebook_gets_buffered_output(tmp_path: Path) -> None:
     sent: list[Output] = []
     output = output_filter(3, tmp_path / "log", {}, sent.append)
     try:

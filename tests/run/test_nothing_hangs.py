@@ -108,7 +108,7 @@ def test_groups_of_the_users_own_are_freed_and_made_again(notebook: Notebook) ->
     notebook.run("%%sky_broadcast\ndel pair")
 
 
-def test_ddp_goes_on_training(notebook: Notebook) -> None:
+def test_ddp_continues_training(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\ntorch.manual_seed(0)\nmodel = DDP(torch.nn.Linear(8, 8))\n"
         "optimizer = torch.optim.Adam(model.parameters())\n"
@@ -160,7 +160,7 @@ def test_the_group_in_variables_and_parameters_is_carried_over(notebook: Noteboo
     notebook.run("%%sky_broadcast\ndel world, total")
 
 
-def test_parameters_that_differ_afterwards_are_told(golden: Golden, notebook: Notebook) -> None:
+def test_differing_parameters_are_reported(golden: Golden, notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     error = fail(
         notebook,
@@ -224,7 +224,7 @@ def test_a_crash_is_shown_down_to_the_cell(golden: Golden, notebook: Notebook) -
     assert not re.search(r"\bline 5\b", error.text.split("in crash")[0])
 
 
-def test_a_rank_that_dies_between_cells_is_told_and_replaced(notebook: Notebook) -> None:
+def test_rank_dying_between_cells_is_noted_and_replaced(notebook: Notebook) -> None:
     before = pids(notebook)
     psutil.Process(before[3]).kill()
     while pids(notebook)[3] in (before[3], None):
@@ -266,8 +266,8 @@ def test_the_stop_button(notebook: Notebook, body: str) -> None:
     assert kept(notebook) == [0, 1, 2, 3]
 
 
-def test_a_stop_that_comes_just_before_a_wait(notebook: Notebook) -> None:
-    """`map` calls one C function after the other, and Python looks for no signal in between: the wait begins with one pending."""
+def test_stop_just_before_a_wait_works(notebook: Notebook) -> None:
+    """`map` calls one C function after another, and Python checks for signals only later: the wait begins with a pending signal."""
     before = pids(notebook)
     groups = "%%sky_broadcast -o groups\nid(dist.group.WORLD)"
     notebook.run(groups)
@@ -288,8 +288,8 @@ def test_a_stop_that_comes_just_before_a_wait(notebook: Notebook) -> None:
     works(notebook)
 
 
-def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) -> None:
-    """Such as saving a checkpoint: longer than the time after which a rank that does not answer is killed."""
+def test_cleanup_after_an_interrupt_is_awaited(notebook: Notebook) -> None:
+    """Such as saving a checkpoint, which takes longer than the grace period."""
     notebook.run("%config SkyMagic.grace = 0.5")
     try:
         cell = notebook.start(
@@ -305,26 +305,26 @@ def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) ->
 
 
 def test_repeated_interrupt_does_not_cut_cleanup_short(notebook: Notebook) -> None:
-    """The rank handles the interrupt just after its control thread has looked whether it has."""
+    """The rank handles the interrupt right after its control thread has checked for it."""
     cell = notebook.start(
         """%%sky_broadcast --only all
 import sys
 from skymagic.kernels.rank import interrupts
-ends, plain = os.pipe(), interrupts.scheduled
+ends, plain = os.pipe(), interrupts.scheduling_state
 def scheduled():
     found = plain()
-    if sys._getframe(1).f_code.co_name == '_sleeps_through':
+    if sys._getframe(1).f_code.co_name == '_is_blocked':
         os.write(ends[1], b"x")  # the main thread goes on, and handles the interrupt
         time.sleep(0.3)
     return found
-interrupts.scheduled = scheduled
+interrupts.scheduling_state = scheduled
 signal.siginterrupt(signal.SIGINT, False)  # so that no signal ends the read
 try:
     print('begun', flush=True)
     ctypes.CDLL(None).read(ends[0], ctypes.create_string_buffer(1), 1)
     time.sleep(300)
 finally:
-    interrupts.scheduled = plain
+    interrupts.scheduling_state = plain
     signal.siginterrupt(signal.SIGINT, True)
     time.sleep(1.0)
     kept = 'saved'"""
@@ -374,7 +374,7 @@ def test_a_press_for_a_cell_that_has_ended_loses_nothing(
     assert notebook.value("found") == [(None, 0), (None, 1), (None, 2), (None, 3)]
 
 
-def test_pressed_twice_while_values_come_back(golden: Golden, notebook: Notebook) -> None:
+def test_stop_pressed_twice_while_values_return(golden: Golden, notebook: Notebook) -> None:
     notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
     error = fail(notebook, f"{PRESS}Press(), Press()", "-o found")
     assert error.ename == "RunInterrupted"
@@ -395,7 +395,7 @@ def test_a_press_at_the_end_of_a_cell_stays_out_of_the_next(notebook: Notebook) 
 
 
 def test_an_import_is_not_torn(notebook: Notebook) -> None:
-    """What was imported by half could not be imported again."""
+    """A half-imported module could not be imported again."""
     path = notebook.folder / "slow_to_import.py"
     path.write_text("import time\nprint('importing', flush=True)\ntime.sleep(0.6)\nwhole = True\n")
     cell = notebook.start(
@@ -443,9 +443,7 @@ def test_a_timeout_shows_where_each_rank_is(notebook: Notebook) -> None:
     assert "rank 2: line 5 → line 3 in load_batch" in error.text
 
 
-def test_a_timeout_shows_where_native_code_holds_the_interpreter(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_timeout_shows_where_native_code_blocks(golden: Golden, notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.grace = 1.0")  # rank 2 is killed after it in any case
     try:
         error = fail(
@@ -522,7 +520,7 @@ def test_destroy_and_init_in_a_cell(notebook: Notebook) -> None:
 
 
 def test_the_group_stays_when_a_program_destroys_it(notebook: Notebook) -> None:
-    """As PyTorch's DDP tutorial and accelerate do at a function's end, with the model alive; twenty times, for it was a race."""
+    """As PyTorch's DDP tutorial and accelerate do with a live model; twenty times, because it was a race."""
     shown = notebook.run(
         "%%sky_broadcast\nfrom torch.nn.parallel import DistributedDataParallel as DDP\ndef train():\n"
         "    dist.init_process_group('gloo')\n    model = DDP(module=torch.nn.Linear(4, 4))\n"
@@ -555,7 +553,7 @@ def test_data_loader_workers(notebook: Notebook, context: str, ranks: int) -> No
     assert notebook.value("r") == [28.0] * ranks
 
 
-def test_threads_of_a_cell_may_go_on(notebook: Notebook) -> None:
+def test_threads_of_a_cell_may_continue(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\nimport threading\nover = threading.Event()\n"
         "worker = threading.Thread(target=lambda: (print('late'), over.wait()))\nworker.start()"
@@ -575,7 +573,7 @@ def test_restart_of_all_while_a_cell_runs(notebook: Notebook) -> None:
     assert kept(notebook) == [None] * 4
 
 
-def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
+def test_suspended_notebook_continues(notebook: Notebook) -> None:
     kernel = psutil.Process(notebook.pid)
     cell = notebook.start(
         "%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni"
@@ -600,7 +598,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def test_an_agent_that_hangs_is_given_up(plain: Notebook) -> None:
-    """It tells no rank's end, though a time limit, or the second press, has them killed."""
+    """It reports no end of its ranks, although a time limit or a second stop has killed them."""
     agent = next(
         process
         for process in psutil.Process(plain.pid).children()
@@ -616,7 +614,7 @@ def test_an_agent_that_hangs_is_given_up(plain: Notebook) -> None:
     assert plain.value("r") == [2, 2]
 
 
-def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_waits(
+def test_error_is_shown_before_groups_are_formed_again(
     notebook: Notebook,
 ) -> None:
     way = gate(notebook.folder)

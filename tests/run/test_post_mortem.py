@@ -75,7 +75,7 @@ def test_it_begins_in_the_users_own_frame(notebook: Notebook) -> None:
     assert "\n3\n" in shown
 
 
-def test_what_a_debugger_cannot_do_with_frames_that_have_ended(notebook: Notebook) -> None:
+def test_debugger_limits_on_ended_frames(notebook: Notebook) -> None:
     notebook.fail(FAILS)
     shown = typed(notebook, "continue", "nowhere", "1 / 0", "q")
     assert "*** continue: " in shown
@@ -94,7 +94,7 @@ def test_frames_are_gone_with_the_next_cell_and_the_group_works(
     golden(shown.stderr)
 
 
-def test_a_front_end_that_cannot_ask_is_told_so(golden: Golden, notebook: Notebook) -> None:
+def test_front_end_without_input_is_refused(golden: Golden, notebook: Notebook) -> None:
     notebook.fail(FAILS)
     shown = notebook.finish(notebook.start("%debug"))
     assert "line 4 in share" in shown.stdout

@@ -37,7 +37,7 @@ def plain(shown: Shown) -> list[str]:
 # ------------------------------------------------------------------------------------------ open lines of several ranks
 
 
-def test_dots_of_several_ranks_are_shown_as_they_come(notebook: Notebook) -> None:
+def test_dots_of_several_ranks_are_shown_live(notebook: Notebook) -> None:
     first, second = gate(notebook), gate(notebook)
     shown = notebook.start(
         f"%%sky_broadcast --only all\nprint('dots ..', end='')\n{waiting(first)}\n"
@@ -93,7 +93,7 @@ def test_nested_bars_of_several_ranks(notebook: Notebook) -> None:
     assert shown.stderr == ""
 
 
-def test_bars_of_rich_are_shown_once_below_what_is_printed(notebook: Notebook) -> None:
+def test_rich_bars_are_shown_once_below_prints(notebook: Notebook) -> None:
     pytest.importorskip("rich")
     shown = notebook.run(
         "%%sky_broadcast --only all\nfrom rich.progress import Progress\n"
@@ -112,7 +112,7 @@ def test_bars_of_rich_are_shown_once_below_what_is_printed(notebook: Notebook) -
         ]
 
 
-def test_a_bar_for_each_epoch_stands_above_what_follows_it(notebook: Notebook) -> None:
+def test_epoch_bars_stay_above_later_output(notebook: Notebook) -> None:
     gates = [gate(notebook), gate(notebook)]
     shown = notebook.start(
         "%%sky_broadcast --only all\nfrom tqdm import tqdm\nfor epoch in range(2):\n"
@@ -178,7 +178,7 @@ def test_a_generator_expression_shows_its_own_line(notebook: Notebook) -> None:
     assert "# %%sky_broadcast" not in inner.partition("----> ")[2]
 
 
-def test_each_of_chained_exceptions_shows_the_line_that_raised_it(notebook: Notebook) -> None:
+def test_each_chained_exception_shows_its_line(notebook: Notebook) -> None:
     error = notebook.fail(
         "%%sky_broadcast\ntry:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e"
     )
@@ -256,7 +256,7 @@ def test_of_libraries_the_frame_that_raised_is_shown_alone(
 # ------------------------------------------------------------------------------------------ shipping
 
 
-def test_shipping_that_nobody_watches_is_said_once(notebook: Notebook) -> None:
+def test_unwatched_shipping_is_reported_once(notebook: Notebook) -> None:
     notebook.run(
         "from skymagic.display.screen import ShippingProgress\nbefore, ShippingProgress.DELAY = ShippingProgress.DELAY, -1"
     )

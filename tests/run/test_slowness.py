@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.run.metrics import Metrics, Usage, reasons_now, reasons_over
-from skymagic.run.stall import LAST_SAMPLES, Stall, apart_words, deserted_words
+from skymagic.run.metrics import Metrics, Usage, causes_over_run, current_causes
+from skymagic.run.stall import LAST_SAMPLES, Stall, deserted_text, diverged_text
 from skymagic.run.state import RankRun, Report, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
@@ -56,17 +56,17 @@ def gpus(use: Sequence[float], memory: float = 0.5) -> list[Usage]:
         ({0: gpus([0.9], 0.99), 1: gpus([0.9], 0.97)}, ["the GPUs of ranks 0, 1 have their memory full"]),
     ],
 )  # fmt: skip
-def test_what_is_said_while_a_run_goes_on(told: dict[int, list[Usage]], said: list[str]) -> None:
-    assert reasons_now(told) == said
-    assert reasons_now(told, ended=list(told)) == []
+def test_progress_text_during_a_run(told: dict[int, list[Usage]], said: list[str]) -> None:
+    assert current_causes(told) == said
+    assert current_causes(told, ended=list(told)) == []
 
 
-def test_what_stays_of_it(golden: Golden) -> None:
+def test_causes_over_a_whole_run(golden: Golden) -> None:
     told = {0: loader(0.05), 1: [*loader(0.45), Usage(12.0, 0, 5.0, 11.0, memory=0.96, held=0.5)]}
-    golden(reasons_over(told))
+    golden(causes_over_run(told))
 
 
-def test_it_is_no_part_of_what_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_not_reported_as_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     usage.begin(node=2)
     usage.loading.step(0.5, 1.0)
     assert usage.sample() == {}, "not old enough"
@@ -159,10 +159,10 @@ def last_of(samples: list[dict[int, Stack]]) -> list[int]:
     stall = Stall(30.0, 0.0)
     for number, stacks in enumerate(samples):
         stall.observe([], stacks, 6.0 * number)
-    return stall.always_last
+    return stall.constant_stragglers
 
 
-def test_a_rank_for_which_the_others_wait_each_time_is_always_last() -> None:
+def test_constant_straggler_is_found() -> None:
     assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES + 2)]) == [2]
     assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES)]) == [], "not for long enough"
     assert last_of([sample(10 * n, n % 4) for n in range(1, 12)]) == [], "each time another"
@@ -209,9 +209,9 @@ while True:
 # ------------------------------------------------------------------------------------------ ranks that others have left
 
 
-def test_a_rank_in_a_collective_that_another_has_left_is_named_soon() -> None:
+def test_rank_alone_in_a_collective_is_named_soon() -> None:
     stall = Stall(30.0, 0.0)
-    stall.hasten(10.0)  # rank 1 has ended
+    stall.sample_soon(10.0)  # rank 1 has ended
     assert stall.due is not None
     assert stall.due <= 10.5
     alone = {0: sample(5, None)[0]}
@@ -272,7 +272,7 @@ def test_ranks_in_different_collectives_are_named_soon(golden: Golden) -> None:
     assert stall.due == 2.0
     stall.observe([], apart, 2.0)
     assert stall.apart == {"all_reduce": [0, 2], "broadcast": [1]}
-    golden(apart_words(stall.apart))
+    golden(diverged_text(stall.apart))
     stall.observe([], in_collectives("all_reduce", "all_reduce", "all_reduce"), 3.0)
     assert stall.apart == {}, "they go on"
     for one in (
@@ -284,7 +284,7 @@ def test_ranks_in_different_collectives_are_named_soon(golden: Golden) -> None:
         assert stall.apart == {}, "one is on its way, or all are in the same"
 
 
-def test_ranks_in_different_collectives_are_in_the_line_and_the_note(shared_pools: Pools) -> None:
+def test_diverged_collectives_are_in_the_line_and_the_note(shared_pools: Pools) -> None:
     pytest.importorskip("torch")
     cell = (
         "%%sky_broadcast\nimport torch, torch.distributed as dist\nt = torch.ones(3)\n"
@@ -304,7 +304,7 @@ def test_ranks_in_different_collectives_are_in_the_line_and_the_note(shared_pool
         notebook.finish(shown)
 
 
-def test_batches_that_end_early_on_a_rank_are_in_the_line_and_the_note(
+def test_uneven_batches_are_in_the_line_and_the_note(
     shared_pools: Pools,
 ) -> None:
     pytest.importorskip("torch")
@@ -337,16 +337,16 @@ for step in range(3 - dist.get_rank()):
 
 
 def test_ranks_that_wait_for_those_that_have_ended_in_words(golden: Golden) -> None:
-    golden(deserted_words({"all_reduce": [0]}, [1]))
+    golden(deserted_text({"all_reduce": [0]}, [1]))
     assert (
-        deserted_words({"barrier": [0, 2, 3]}, [1, 4])
+        deserted_text({"barrier": [0, 2, 3]}, [1, 4])
         == "ranks 0, 2, 3 wait in barrier, ranks 1, 4 have ended"
     )
-    assert deserted_words({"barrier": [0]}, [0, 1]) == ""
-    assert deserted_words({}, [1]) == ""
+    assert deserted_text({"barrier": [0]}, [0, 1]) == ""
+    assert deserted_text({}, [1]) == ""
 
 
-def test_a_rank_that_waits_for_one_that_has_ended_is_in_the_line(shared_pools: Pools) -> None:
+def test_rank_waiting_for_an_ended_rank_is_in_the_line(shared_pools: Pools) -> None:
     pytest.importorskip("torch")
     cell = (
         "%%sky_broadcast\nimport torch.distributed as dist\nif dist.get_rank() == 0: dist.barrier()"
@@ -363,7 +363,7 @@ def failed(*, interrupted: bool = False, freed: bool = False) -> Outcome:
     return Outcome(failure=Failure("ValueError", "", freed=freed), interrupted=interrupted)
 
 
-def test_ranks_that_failed_by_themselves_are_told_from_those_that_were_stopped() -> None:
+def test_own_failures_are_distinguished_from_stopped_ranks() -> None:
     ranks = {
         0: RankRun(outcome=failed()),
         1: RankRun(

@@ -71,7 +71,7 @@ def stopped(notebook: Notebook, cell: Shown) -> Failed:
 
 
 def test_a_second_press_at_once_does_not_spoil_the_next_cell(module_notebook: Notebook) -> None:
-    """Ranks that have ended their cell by the first press are not killed by the second; those that are killed are known to be."""
+    """Ranks that ended at the first press are not killed by the second one."""
     module_notebook.run(f"%%sky_broadcast\n{SETUP}")
     for _ in range(4):
         cell = begun(module_notebook, "begin()\nwhile True: pass")
@@ -105,10 +105,10 @@ def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name:
     notebook.run("%%sky_broadcast\ndel model")
 
 
-def test_an_interrupt_that_falls_into_an_import_frees_the_rank_from_the_collective_after_it(
+def test_interrupt_during_an_import_frees_the_next_collective(
     notebook: Notebook, tmp_path: Path
 ) -> None:
-    """DDP's first step imports modules: an interrupt then is sent again when the import is over, and the rank waits in native code."""
+    """DDP's first step imports modules: the interrupt is repeated after the import, when the rank waits in native code."""
     (tmp_path / "imported_slowly.py").write_text(
         "import time\nprint('begun', flush=True)\ntime.sleep(0.5)\n"
     )
@@ -123,9 +123,7 @@ def test_an_interrupt_that_falls_into_an_import_frees_the_rank_from_the_collecti
 
 # what is waited for in the cell's own line raises that the connection closed, before Python takes the interrupt
 @pytest.mark.parametrize("name", [name for name in HANGS if name != "asynchronous"])
-def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(
-    notebook: Notebook, name: str
-) -> None:
+def test_cleanup_on_interrupt_also_runs_after_a_collective(notebook: Notebook, name: str) -> None:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(
         notebook,
@@ -139,10 +137,10 @@ def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(
     notebook.run("%%sky_broadcast\ndel model")
 
 
-def test_a_collective_that_one_rank_has_begun_does_not_keep_the_next_waiting(
+def test_unfinished_collective_does_not_block_the_next_cell(
     notebook: Notebook,
 ) -> None:
-    """All leave their cells in Python and nothing was shut down, but the collective would take the next one's place."""
+    """All ranks leave the cell in Python and no connection is shut down, but the collective would be matched with the next one."""
     cell = begun(
         notebook,
         "try:\n    work = dist.barrier(async_op=True) if dist.get_rank() == 0 else None\n    begin()\n    time.sleep(300)\n"
@@ -154,8 +152,8 @@ def test_a_collective_that_one_rank_has_begun_does_not_keep_the_next_waiting(
     assert kept(notebook) == ["saved"] * 3
 
 
-def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Notebook) -> None:
-    """They have taken the interrupt: what they do then, also together, is theirs."""
+def test_ranks_that_clean_up_stay_in_their_collectives(notebook: Notebook) -> None:
+    """They have handled the interrupt; their cleanup may use collectives."""
     go = notebook.folder / "go"
     cell = begun(
         notebook,
@@ -217,7 +215,7 @@ def test_a_cell_that_awaits_is_stopped(notebook: Notebook) -> None:
     "body",
     ["time.sleep(300)", "while True: pass", "dist.get_rank() and dist.barrier()\ntime.sleep(300)"],
 )
-def test_what_does_not_await_in_a_cell_that_does_is_stopped(notebook: Notebook, body: str) -> None:
+def test_blocking_code_in_an_async_cell_is_stopped(notebook: Notebook, body: str) -> None:
     error = stopped(
         notebook, begun(notebook, f"import asyncio\nawait asyncio.sleep(0)\nbegin()\n{body}")
     )
@@ -306,7 +304,7 @@ def test_a_note_on_ranks_that_stand_still_is_withdrawn(impatient: Notebook, tmp_
     impatient.finish(cell)
 
 
-def test_the_page_on_failures_names_the_time_after_which_they_are(golden: Golden) -> None:
+def test_failures_page_states_the_release_delay(golden: Golden) -> None:
     page = (ROOT / "docs" / "explanation" / "failures.md").read_text()
     assert f"{Defaults().stall_after:g} s" in page
 
@@ -322,7 +320,7 @@ def beside(notebook: Notebook, body: str, options: str = "") -> Shown:
     return notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)
 
 
-def test_a_cell_beside_the_notebook_is_stopped_by_its_handle(notebook: Notebook) -> None:
+def test_background_cell_is_stopped_by_its_handle(notebook: Notebook) -> None:
     cell = beside(notebook, "dist.get_rank() == 2 or dist.barrier()\ntime.sleep(300)")
     text = notebook.value("repr(run)")
     assert " on ranks 0–2: running for " in text
@@ -336,13 +334,13 @@ def test_a_cell_beside_the_notebook_is_stopped_by_its_handle(notebook: Notebook)
     assert notebook.value("run.cancel(), run.done()") == (False, True)
 
 
-def test_its_handle_is_shown_anew_when_it_has_ended(notebook: Notebook) -> None:
+def test_handle_is_redrawn_when_the_run_ends(notebook: Notebook) -> None:
     cell = beside(notebook, "pass")  # no value: on a busy machine it may come before the handle
     notebook.run("run.result()")
     notebook.watch(cell, lambda shown: ": done after " in shown.rich[0]["text/plain"])
 
 
-def test_a_cell_behind_it_says_what_it_waits_for(golden: Golden, notebook: Notebook) -> None:
+def test_queued_cell_names_the_run_it_waits_for(golden: Golden, notebook: Notebook) -> None:
     beside(notebook, "time.sleep(300)", "-t 0:")
     number = notebook.value("run.number")
     behind = notebook.start("%%sky_broadcast -t 1\nkept = 'later'")
@@ -354,9 +352,7 @@ def test_a_cell_behind_it_says_what_it_waits_for(golden: Golden, notebook: Noteb
     assert kept(notebook) == [0, 1, 2]
 
 
-def test_a_cell_that_waits_for_its_turn_can_be_stopped_by_its_handle(
-    golden: Golden, notebook: Notebook
-) -> None:
+def test_queued_cell_can_be_stopped_by_its_handle(golden: Golden, notebook: Notebook) -> None:
     beside(notebook, "time.sleep(300)")
     waits = notebook.run("%%sky_broadcast -a\nkept = 'never'")
     notebook.run("second = _")
@@ -401,7 +397,7 @@ def has_displayed(least: int, shown: Shown) -> bool:
 
 
 def test_stop_during_large_displays_keeps_ranks(notebook: Notebook) -> None:
-    """The interrupt comes at any moment of sending a figure, which is then sent as a whole or not at all."""
+    """An interrupt arrives at any moment of sending a figure, which is sent completely or not at all."""
     notebook.run(FIGURES)
     for _ in range(4):
         notebook.run("%%sky_broadcast\ndisplay_while_stop_is_pressed();")
@@ -440,7 +436,7 @@ def test_stop_inside_library_names_line_of_user(notebook: Notebook) -> None:
     assert "_engine_run_backward" not in found
 
 
-def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> None:
+def test_error_of_a_dead_rank_names_variables_to_clone(module_notebook: Notebook) -> None:
     # names that come first in the alphabet: the line has the first twelve
     module_notebook.run(f"%%sky_broadcast\n{SETUP}\na_layer, a_step = {{'a': 1}}, 5")
     error = module_notebook.fail(
@@ -457,7 +453,7 @@ def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> No
 
 
 def test_clone_command_of_many_names_ends_its_line(module_notebook: Notebook) -> None:
-    """The rest of the line is a command that can be copied as it is."""
+    """The rest of the line is a command that can be copied."""
     names = [f"a_{number:02}" for number in range(14)]
     cell = "".join(f"{name} = {number}\n" for number, name in enumerate(names))
     module_notebook.run(f"%%sky_broadcast\n{SETUP}\n{cell}")
@@ -492,7 +488,7 @@ except KeyboardInterrupt:
 
 
 def test_no_stop_prints_internal_frames(module_notebook: Notebook) -> None:
-    """The first press is lost in a destructor, of which Python prints; the second one is printed by the cell itself."""
+    """The first interrupt is lost in a destructor, which Python prints; the cell itself prints the second one."""
     module_notebook.run(f"%%sky_broadcast\n{SETUP}")
     cell = module_notebook.start(f"%%sky_broadcast --only all\n{LOST}")
     module_notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)

@@ -38,7 +38,7 @@ def read(submission: Submission) -> list[tuple[int, str, int]]:
     return events
 
 
-def test_text_of_a_stream_that_has_come_is_one() -> None:
+def test_consecutive_text_of_a_stream_is_joined() -> None:
     submission = Submission([0, 1])
     for seq in range(1, 4):
         shown(submission, 0, f"step {seq}\n", seq)
@@ -53,7 +53,7 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     ]  # fmt: skip
 
 
-def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:
+def test_flood_is_joined_in_pieces_and_nothing_is_lost() -> None:
     submission, piece = Submission([0]), "x" * (JOINED_CHARS // 2)
     for seq in range(1, 6):
         shown(submission, 0, piece, seq)

@@ -54,7 +54,7 @@ WIDGETS = "application/vnd.jupyter.widget"
         (RunState(2, 5.0, progress=Progress(1, 2), activity="gathering 1.2 GB"), "2 ranks · 0:05 · gathering 1.2 GB"),
     ],
 )  # fmt: skip
-def test_what_the_line_says(state: RunState, said: str) -> None:
+def test_line_of_a_running_cell(state: RunState, said: str) -> None:
     assert line(state) == said
 
 
@@ -85,7 +85,7 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
         (RunSummary(2, 3.0, cell=5), "2 ranks · 3.0 s"),
     ],
 )  # fmt: skip
-def test_what_stays_of_it(end: RunSummary, said: str) -> None:
+def test_final_line_of_a_run(end: RunSummary, said: str) -> None:
     assert end_line(end) == said
 
 
@@ -145,7 +145,7 @@ def test_lines_of_tqdm(row: str, progress: Progress | None) -> None:
     assert bar(row) == progress
 
 
-def test_of_nested_bars_the_outer_one_counts_with_the_inner_ones_part() -> None:
+def test_nested_bars_show_the_outer_one_with_the_inner_share() -> None:
     bars = Bars()
     bars.feed(0, "stderr", "\r 20%| | 1/5 [00:10<00:40, 10.0s/it]", 0.0)
     bars.feed(0, "stderr", "\r 50%| | 50/100 [00:05<00:05, 10.0it/s]", 0.0)
@@ -255,17 +255,17 @@ def on_a_terminal(text: str) -> str:
         ("\r 1/3\r", " 2/3", " 2/3"),
     ],
 )
-def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: str) -> None:
+def test_open_lines_continue_below_the_run_line(before: str, after: str, shown: str) -> None:
     line = OpenLine(0.0)
     line.feed(before, 0.0)
-    assert not on_a_terminal(before + line.wiped()), "nothing of it stays above"
-    assert on_a_terminal(line.repainted() + after) == shown
+    assert not on_a_terminal(before + line.erasing_text()), "nothing of it stays above"
+    assert on_a_terminal(line.redrawing_text() + after) == shown
 
 
-def test_a_line_where_a_bar_was_wiped_away_stands_below_what_was_written_before_it(
+def test_line_of_an_erased_bar_stays_below_earlier_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As Lightning's bars do, with a validation."""
+    """As with Lightning's bars and a validation."""
     monkeypatch.setattr("skymagic.display.labels.DELAY", -1)
     written: list[str] = []
     labels = Labels([0], lambda _, text: written.append(text), redraws=True)
@@ -371,7 +371,7 @@ def test_all_that_was_reported_is_a_table(notebook: Notebook) -> None:
     assert notebook.value(f"list({frame}.index.names)") == ["step", "rank"]
 
 
-def test_a_short_cell_shows_what_it_shows(notebook: Notebook) -> None:
+def test_short_cell_shows_only_its_output(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.view_after = 60")
     cell = notebook.run("%%sky_broadcast -o found\nprint('hello')\nsky.report(loss=1.0)\nrank;")
     notebook.run("%config SkyMagic.view_after = 0.2")
@@ -414,7 +414,7 @@ def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
     assert shown.kinds == ["display_data"]
 
 
-def test_a_loop_of_tqdm_moves_the_line_and_no_bar_stays_above_it(notebook: Notebook) -> None:
+def test_tqdm_moves_the_line_and_leaves_no_bar(notebook: Notebook) -> None:
     pytest.importorskip("tqdm")
     go, half = gate(notebook), gate(notebook)
     cell = notebook.start(
@@ -446,7 +446,7 @@ def test_a_rank_that_fails_is_in_the_line_that_stays(notebook: Notebook) -> None
     assert cell.kinds[-1] == "error"
 
 
-def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebook) -> None:
+def test_buttons_work_while_a_cell_blocks_the_main_thread(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
     notebook.click(found["where is it?"])
@@ -469,7 +469,7 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
 
 
-def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output_is(
+def test_reopened_page_learns_where_the_full_output_is(
     notebook: Notebook,
 ) -> None:
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
@@ -484,7 +484,7 @@ def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output
     assert view(cell).endswith("interrupted"), "the next cell's output is whole"
 
 
-def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
+def test_resource_use_is_shown_for_a_while(notebook: Notebook) -> None:
     def panels() -> list[str]:
         return [
             text
@@ -508,8 +508,8 @@ def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
     notebook.run("controls.RANKS_INTERVAL, controls.RANKS_SECONDS = 1.0, 600.0")
 
 
-def test_date_is_only_in_what_stands_still(notebook: Notebook) -> None:
-    """Where nobody shows the widget, its text moves, and says no date; else the text is what is saved amid the run."""
+def test_date_is_only_in_the_final_line(notebook: Notebook) -> None:
+    """Without a displayed widget the text moves and has no date; otherwise the text is what is saved during the run."""
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     lines: dict[str, None] = {}
 
@@ -603,7 +603,7 @@ def test_where_is_it_reacts_before_a_deaf_rank_answers(notebook: Notebook) -> No
     notebook.run(NAMES)  # rank 1 is a new one
 
 
-def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
+def test_background_cell_is_inspected_and_keeps_its_metrics(notebook: Notebook) -> None:
     end = gate(notebook)
     cell = notebook.start(
         f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}"
@@ -626,10 +626,10 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
 
 
-def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_go(
+def test_button_stops_a_background_cell_and_old_lines_are_freed(
     notebook: Notebook,
 ) -> None:
-    notebook.run("from skymagic.display import controls\ncontrols.MAX_ENDED = 0")
+    notebook.run("from skymagic.display import controls\ncontrols.KEPT_CONTROLS = 0")
     cell = notebook.finish(notebook.start("%%sky_broadcast -a\ntime.sleep(600)"))
     notebook.click(buttons(notebook, cell)["stop"])
     notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])
@@ -698,7 +698,7 @@ def test_a_value_that_is_refused_fails_the_cell_at_its_line(
 # ------------------------------------------------------------------------------------------ where nobody looks
 
 
-def test_a_cell_that_nobody_watches_has_its_line_at_the_end_alone(tmp_path: Path) -> None:
+def test_unwatched_cell_has_only_a_final_line(tmp_path: Path) -> None:
     kernel = nbformat.v4.new_notebook(
         cells=[
             nbformat.v4.new_code_cell(
@@ -725,7 +725,7 @@ def test_a_cell_that_nobody_watches_has_its_line_at_the_end_alone(tmp_path: Path
     assert "widgets" not in kernel.metadata
 
 
-def test_a_cell_that_clears_its_output_keeps_its_line_and_buttons(notebook: Notebook) -> None:
+def test_cell_that_clears_output_keeps_line_and_buttons(notebook: Notebook) -> None:
     go = gate(notebook)
     cell = notebook.start(
         "%%sky_broadcast\nfrom IPython.display import clear_output, display\nfor step in range(3):\n"

@@ -68,9 +68,9 @@ def test_one_that_all_processes_get_and_live_on(notebook: Notebook, tmp_path: Pa
     for one in job(notebook):
         one.send_signal(signal.SIGUSR1)
     assert notebook.finish(run).error is None
-    assert saved(tmp_path) == ["SIGUSR1 has come\n"] * 2
+    assert saved(tmp_path) == ["SIGUSR1 received\n"] * 2
     notebook.run("%%sky_broadcast -o found\ntold")
-    assert notebook.value("found") == [["SIGUSR1 has come"]] * 2
+    assert notebook.value("found") == [["SIGUSR1 received"]] * 2
 
 
 @pytest.mark.parametrize("signals", [[], ["SIGTERM"]], ids=["a hook", "a hook of that signal"])
@@ -83,11 +83,11 @@ def test_an_agent_that_is_ended_has_hooks_called_first(
     agent(notebook).terminate()
     shown = notebook.finish(run)
     assert "(SIGTERM)" in shown.failure.text
-    assert saved(tmp_path) == ["SIGTERM has come\n"] * 2
+    assert saved(tmp_path) == ["SIGTERM received\n"] * 2
 
 
 def test_the_end_of_a_whole_job(notebook: Notebook, tmp_path: Path) -> None:
-    """``scancel``, or the end of its time: the notebook is gone too, and each hook runs once all the same."""
+    """By ``scancel`` or at the time limit: the notebook is gone too, and each hook still runs once."""
     notebook.run("%sky_pool lab --ranks 2")
     at_work(notebook)
     # an agent that hears it much later than its notebook has ended by then
@@ -102,7 +102,7 @@ def test_the_end_of_a_whole_job(notebook: Notebook, tmp_path: Path) -> None:
             one.terminate()
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
-    assert saved(tmp_path) == ["SIGTERM has come\n"] * 2
+    assert saved(tmp_path) == ["SIGTERM received\n"] * 2
 
 
 def test_without_hooks_an_agent_ends_at_once(notebook: Notebook) -> None:

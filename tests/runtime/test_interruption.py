@@ -48,7 +48,7 @@ def test_it_runs_on_the_main_thread_while_that_is_at_work() -> None:
     """) == ["taken back (2, 3) True True", "['']"]
 
 
-def test_one_that_waits_is_woken_and_one_that_is_set_later_is_called_at_once() -> None:
+def test_hook_wakes_a_waiting_rank_or_runs_once_set() -> None:
     assert said("""
         told = threading.Event()
         interruption.notify(notice)
@@ -62,7 +62,7 @@ def test_one_that_waits_is_woken_and_one_that_is_set_later_is_called_at_once() -
     """) == ["late (2, 3)", "True", "2"]
 
 
-def test_it_has_a_limit_and_may_fail_and_what_it_interrupts_goes_on() -> None:
+def test_hook_may_fail_or_time_out_and_the_cell_continues() -> None:
     assert said("""
         def hangs(told):
             while True:
@@ -87,7 +87,7 @@ def test_it_has_a_limit_and_may_fail_and_what_it_interrupts_goes_on() -> None:
     ]
 
 
-def test_signals_of_slurm_count_and_a_forked_process_does_as_it_would_have() -> None:
+def test_slurm_signals_call_the_hook_but_not_in_forks() -> None:
     assert said("""
         on_interruption(lambda told: print(told.reason, told.ranks, told.at, flush=True), signals=[signal.SIGTERM, signal.SIGUSR1])
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -102,10 +102,10 @@ def test_signals_of_slurm_count_and_a_forked_process_does_as_it_would_have() -> 
         print(os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM)
         on_interruption(None)
         print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
-    """) == ["SIGUSR1 has come (3,) None", "SIGTERM has come (3,) None", "True", "True"]
+    """) == ["SIGUSR1 received (3,) None", "SIGTERM received (3,) None", "True", "True"]
 
 
-def test_outside_a_rank_it_is_said_that_nothing_is_called(golden: Golden) -> None:
+def test_outside_a_rank_a_warning_says_no_call(golden: Golden) -> None:
     with pytest.warns(UserWarning, match="on_interruption|called") as found:
         on_interruption(print)
     assert str(found[0].message) == NOWHERE
@@ -115,8 +115,8 @@ def test_outside_a_rank_it_is_said_that_nothing_is_called(golden: Golden) -> Non
         on_interruption(print, limit=0)
 
 
-def test_what_ec2_says(golden: Golden) -> None:
-    """As its documentation shows it."""
+def test_ec2_notices_are_parsed(golden: Golden) -> None:
+    """In the form of EC2's documentation."""
     taken = ending.action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
     assert taken is not None
     assert taken.at == 1505722920.0

@@ -54,7 +54,7 @@ def test_rows_by_their_names(sent: list[Rows]) -> None:
     assert len(sent) == 1, "what was sent is not sent again"
 
 
-def test_steps_that_are_not_given_go_on(sent: list[Rows]) -> None:
+def test_omitted_steps_continue_counting(sent: list[Rows]) -> None:
     reporting.begin()
     sky.report(loss=3.0)
     sky.report(loss=2.0)
@@ -99,7 +99,7 @@ def test_one_number_of_whatever_kind(sent: list[Rows]) -> None:
     ],
 )
 @pytest.mark.parametrize("on_a_rank", [True, False])
-def test_what_is_refused_is_refused_at_once_and_everywhere(
+def test_invalid_metrics_are_refused_at_once_everywhere(
     given: dict[str, Any], kind: type[Exception], message: str, on_a_rank: bool, sent: list[Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     if not on_a_rank:
@@ -110,7 +110,7 @@ def test_what_is_refused_is_refused_at_once_and_everywhere(
     assert rows(sent) == {}, "nothing of it is kept"
 
 
-def test_names_that_come_one_by_one_are_bounded_too(sent: list[Rows]) -> None:
+def test_number_of_names_is_bounded_over_calls(sent: list[Rows]) -> None:
     for i in range(MOST_NAMES):
         sky.report(**{f"n{i}": 1.0})
     with pytest.raises(ValueError, match="report fewer"):
@@ -123,7 +123,7 @@ def test_arrays_must_be_reduced(golden: Golden, sent: list[Rows]) -> None:
         sky.report(loss=torch.ones(2))
 
 
-def test_outside_a_rank_it_says_so_and_goes_on(golden: Golden) -> None:
+def test_outside_a_rank_a_warning_is_issued(golden: Golden) -> None:
     code = "import skymagic as sky\nfor i in range(3):\n    sky.report(step=i, loss=1.0)\nprint('done')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "done\n"
@@ -171,7 +171,7 @@ def test_many_threads_lose_nothing(sent: list[Rows]) -> None:
     ]
 
 
-def test_the_end_of_a_cell_waits_for_what_another_thread_sends(
+def test_end_of_a_cell_waits_for_sending_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     overtaken = Overtaken()

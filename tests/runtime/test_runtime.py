@@ -68,14 +68,14 @@ def test_outside_a_pool_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.hostname
 
 
-def test_json_there_and_back() -> None:
+def test_json_round_trip() -> None:
     assert InstanceInfo.from_json(THIRD.to_json()) == THIRD
     assert InstanceInfo.from_plain(THIRD.plain()) == THIRD
     assert "\n" not in THIRD.to_json()
     assert THIRD.plain()["is_head"] is False
 
 
-def test_a_newer_version_may_say_more() -> None:
+def test_unknown_fields_of_newer_versions_are_ignored() -> None:
     assert InstanceInfo.from_plain({**THIRD.plain(), "colour": "blue"}) == THIRD
 
 
@@ -110,12 +110,12 @@ def test_a_broken_variable_is_named(
 def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPUTE_POOL", THIRD.to_json())
     assert runtime.participants() == (0, 1, 2, 3)
-    with runtime.taking_part([3, 2]):
+    with runtime.participation([3, 2]):
         assert runtime.participants() == (2, 3)
-        with runtime.taking_part(None):
+        with runtime.participation(None):
             assert runtime.participants() == (0, 1, 2, 3)
         assert runtime.participants() == (2, 3)
-    with pytest.raises(KeyError), runtime.taking_part([2]):
+    with pytest.raises(KeyError), runtime.participation([2]):
         raise KeyError
     assert runtime.participants() == (0, 1, 2, 3)
 
@@ -338,7 +338,7 @@ BODIES = dict(part.split("\n", 1) for part in SILENCED.strip().removeprefix("## 
 
 
 @pytest.mark.parametrize("heading", BODIES)
-def test_what_is_silenced(heading: str) -> None:
+def test_silenced_output(heading: str) -> None:
     rank, *left = heading.partition(": rank ")[2].split(", ")
     expected = tuple([] if one == "-" else one.split(" | ") for one in left)
     assert said(BODIES[heading], rank=int(rank)) == expected
@@ -354,7 +354,7 @@ def test_functions_keep_their_results_and_names() -> None:
     assert (add.__name__, add.__doc__) == ("add", "Adds.")
 
 
-def test_what_pauses_is_refused(golden: Golden) -> None:
+def test_pausing_functions_are_refused(golden: Golden) -> None:
     def steps() -> Any:
         yield 1
 
@@ -365,7 +365,7 @@ def test_what_pauses_is_refused(golden: Golden) -> None:
             sky.silent(function)
 
 
-def test_what_is_silenced_reaches_the_sink(tmp_path: Path) -> None:
+def test_silenced_output_reaches_the_sink(tmp_path: Path) -> None:
     body = """
     from skymagic.runtime import silence
     sys.stdout.reconfigure(line_buffering=True)  # as a rank's
@@ -433,5 +433,5 @@ def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_free_port_where_the_machine_does_not_know_its_own_address() -> None:
+def test_free_port_without_a_known_own_address() -> None:
     socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()

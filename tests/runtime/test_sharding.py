@@ -108,7 +108,7 @@ def test_only_ranks_that_take_part_count() -> None:
     found = []
     for rank in (1, 3):
         on(rank, 4)
-        with info.taking_part([3, 1]):
+        with info.participation([3, 1]):
             found.append(sky.shard(list(range(5))))
     assert found == [[0, 2, 4], [1, 3]]
     on(3, 4)
@@ -205,7 +205,7 @@ def test_types_are_kept(kind: str, shuffle: bool) -> None:
 @pytest.mark.parametrize(
     "empty", [[], (), np.zeros((0, 3)), torch.zeros(0, 2), pd.DataFrame({"a": []})], ids=str
 )
-def test_empty_data_stays_what_it_is(empty: Any) -> None:
+def test_empty_data_keeps_its_type(empty: Any) -> None:
     for part in parts(2, empty, shuffle=True):
         assert type(part) is type(empty)
         assert getattr(part, "shape", len(part)) == getattr(empty, "shape", 0)
@@ -302,7 +302,7 @@ class _Stream(torch.utils.data.IterableDataset[int]):
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 @pytest.mark.parametrize("world", [1, 2])
-def test_what_cannot_be_divided_is_refused_with_a_remedy(data: Any, words: str, world: int) -> None:
+def test_indivisible_data_is_refused_with_a_remedy(data: Any, words: str, world: int) -> None:
     on(0, world)
     with pytest.raises(TypeError, match=words):
         sky.shard([1], data)

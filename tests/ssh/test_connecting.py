@@ -124,7 +124,7 @@ def test_a_host_key_under_another_name(hosts: Hosts) -> None:
     assert reached(configured(hosts)) == "h1"
 
 
-def test_the_kind_of_host_key_that_is_known_is_asked_for(tmp_path: Path) -> None:
+def test_known_host_key_type_is_preferred(tmp_path: Path) -> None:
     second = keygen(tmp_path / "rsa", "rsa")
     with loopback(tmp_path / "hosts", 1, options=[f"HostKey {second}"]) as hosts:
         for key in (second, hosts[0].hostkey):
@@ -178,7 +178,7 @@ def test_kinds_of_keys(hosts: Hosts, kind: str) -> None:
     assert reached(bare(hosts, "IdentityAgent none", f"IdentityFile {key}")) == "h1"
 
 
-def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
+def test_passphrase_is_requested_once(hosts: Hosts) -> None:
     key = keygen(hosts.folder / "locked", passphrase="sesame")
     hosts[0].authorized.write_text(Path(f"{key}.pub").read_text())
     endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
@@ -199,7 +199,7 @@ def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
     assert asked == [f"passphrase of {key}: ", f"wrong passphrase; passphrase of {key}: "]
 
 
-def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
+def test_missing_passphrase_is_explained(hosts: Hosts) -> None:
     key = keygen(hosts.folder / "locked", passphrase="sesame")
     endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
     with pytest.raises(HostError, match="ssh-add ") as failed:
@@ -310,7 +310,7 @@ def test_no_answer(hosts: Hosts) -> None:
     assert " 1 s" in failure.reason
 
 
-def test_a_server_that_says_nothing(hosts: Hosts) -> None:
+def test_silent_server_is_explained(hosts: Hosts) -> None:
     with server() as listening:
         failure = failing(at(listening, hosts, "ConnectTimeout 1"))
     assert failure.code == "host-no-ssh"
@@ -419,7 +419,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_over_a_command_built_on_asyncio(hosts: Hosts) -> None:
-    """asyncio watches its output for the end of the reader: it must not be the input as well."""
+    """asyncio watches its output to notice the reader's end, so output and input must not be the same descriptor."""
     script = hosts.folder / "asyncio_proxy.py"
     script.write_text(ASYNCIO_PROXY)
     endpoint = configured(hosts, f"ProxyCommand {sys.executable} {script} %h %p")
@@ -500,7 +500,7 @@ def test_all_failures_in_one_error(hosts: Hosts) -> None:
 
 
 def test_an_interrupt_leaves_nothing(hosts: Hosts) -> None:
-    """One host is silent, one waits behind it, one is connected already."""
+    """One host is silent, one waits behind it, and one is connected."""
     ready = threading.Event()
 
     def press() -> None:

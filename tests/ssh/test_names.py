@@ -114,7 +114,7 @@ SHELL = [
 
 @pytest.mark.parametrize("name", SHELL)
 def test_no_shell_reads_a_name(golden: Golden, name: str, tmp_path: Path) -> None:
-    """A name goes into ProxyCommand: whoever may write a file of hosts could run commands here."""
+    """A host name becomes part of ProxyCommand: whoever can write a file of host names could run commands here."""
     path = tmp_path / "hosts.txt"
     path.write_text(f"{name.replace(' ', '${IFS}')}\n")
     (tmp_path / "config").write_text(f"Host jumper\n ProxyJump {name}\n")
@@ -201,7 +201,7 @@ def test_settings_are_those_of_openssh(tmp_path: Path, word: str) -> None:
     )
 
 
-def test_what_is_written_comes_before_what_is_configured(tmp_path: Path) -> None:
+def test_explicit_settings_precede_the_configuration(tmp_path: Path) -> None:
     text = "Host gpu\n  User me\n  Port 22\n  ProxyCommand nc %h %p %r\n"
     found = settle(tmp_path, text, "you@gpu:2222")
     assert (found.user, found.port, found.proxy_command) == ("you", 2222, "nc gpu 2222 you")

@@ -129,7 +129,7 @@ def test_a_master_that_died_and_left_its_socket(hosts: Hosts) -> None:
 
 
 def test_a_configuration_that_a_channel_must_not_follow(hosts: Hosts) -> None:
-    """What is for a person's own session, or would be done once for each channel."""
+    """Settings for interactive sessions, and those that would apply once per channel."""
     prepend("Host h1", "  RemoteCommand uptime", "  RequestTTY yes", "  LocalForward 1 localhost:1", "  ForwardAgent yes",
             "  PermitLocalCommand yes", f"  LocalCommand touch {hosts.folder}/ran")  # fmt: skip
     prepend(f'Match exec "echo x >> {hosts.folder}/matched"')
@@ -195,7 +195,7 @@ def test_an_unknown_host_key_is_asked_about(hosts: Hosts) -> None:
 
 
 def test_revoked_host_keys(hosts: Hosts) -> None:
-    """A list is OpenSSH's to read: text, binary, or not there at all, which revokes all."""
+    """OpenSSH reads the list: text, binary, or missing, which revokes all keys."""
     revoked = hosts.folder / "revoked keys"
     prepend("Host *", f'  RevokedHostKeys "{revoked}"')
     revoked.write_text("# none\n")
@@ -221,7 +221,7 @@ out.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [so
 
 
 def test_a_proxy_that_hands_its_socket_over(hosts: Hosts) -> None:
-    """ProxyUseFdpass: paramiko has no such thing, so that OpenSSH is taken by itself."""
+    """paramiko does not support ProxyUseFdpass, so OpenSSH is chosen."""
     (hosts.folder / "passes").write_text(PASSES)
     prepend(
         "Host h1",
@@ -318,7 +318,7 @@ def test_a_one_time_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client
 
 
 @pytest.mark.needs("root", "namespaces")
-def test_nobody_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unattended_login_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with asking(tmp_path, monkeypatch, ["271828"]) as hosts:
         with raises(HostError, "openssh-login", r"asked"):
             asked_for(ask=lambda prompt: "")
@@ -359,7 +359,7 @@ def test_an_interrupt_while_it_waits_for_a_code(
 
 
 @pytest.mark.needs("root", "namespaces")
-def test_a_master_that_died_asks_nobody_in_the_background(
+def test_dead_master_does_not_prompt_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with asking(tmp_path, monkeypatch, ["271828"]) as hosts:
@@ -374,7 +374,7 @@ def test_a_master_that_died_asks_nobody_in_the_background(
 
 
 def test_a_key_that_waits_for_a_touch(hosts: Hosts) -> None:
-    """A note asks for no answer: what ssh does meanwhile counts (here sh runs the askpass, as ssh does for a hardware key)."""
+    """The note needs no answer; ssh's next step counts. Here sh runs the askpass program, as ssh does for a hardware key."""
     told: list[str] = []
 
     def ask(prompt: str) -> str:

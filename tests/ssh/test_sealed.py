@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import logging
 import os
 import re
 import secrets
@@ -125,6 +127,33 @@ def test_nothing_of_a_shell_crosses_in_clear(env: dict[str, str]) -> None:
         assert text.encode() not in raw.seen
 
 
+def test_sessions_are_logged_without_secrets(env: dict[str, str]) -> None:
+    """Log at both ends: the notebook's logger, and a file in the holder's folder on the node."""
+    secret = secrets.token_hex(16)
+    lines = io.StringIO()
+    handler, level = logging.StreamHandler(lines), sealed.logger.level
+    sealed.logger.addHandler(handler)
+    sealed.logger.setLevel(logging.DEBUG)
+    try:
+        with process({**env, "SKYMAGIC_LOG": "DEBUG"}, f"echo {secret}; exit 3") as (shell, _):
+            assert all_of(shell.read) == f"{secret}\n".encode()
+            assert (shell.finish(5.0), shell.errors()) == (3, "")
+    finally:
+        sealed.logger.removeHandler(handler)
+        sealed.logger.setLevel(level)
+    log = Path(env["SKYMAGIC_HOLDER"], sealed.LOG_NAME)
+    assert log.stat().st_mode & 0o077 == 0
+    steps = ["TLS session is open: end=node version=TLSv1.3", "key is claimed: ", "source=shared"]
+    steps += ["key is stored: ", "notebook is authenticated", "shell starts", "status=3"]
+    position = 0
+    for step in steps:
+        position = log.read_text().index(step, position)
+    assert "TLS session is open: end=notebook version=TLSv1.3" in lines.getvalue()
+    proof = sealed.proof(KEY, sealed.NODE, "")
+    for text in (secret, KEY, proof, "echo", "PRIVATE KEY"):
+        assert text not in log.read_text() + lines.getvalue()
+
+
 def test_a_shell_that_reads_no_more_fails_the_writer(env: dict[str, str]) -> None:
     with process(env, "exec <&-; echo closed; sleep 60") as (shell, _):
         assert shell.read() == b"closed\n"
@@ -146,7 +175,7 @@ def test_noise_before_the_session_is_dropped(env: dict[str, str]) -> None:
     shell.close()
 
 
-def test_a_shell_that_ends_early_says_why(env: dict[str, str]) -> None:
+def test_shell_that_ends_early_gives_its_reason(env: dict[str, str]) -> None:
     class Ends(Recorded):
         def exec_command(self, command: str) -> None:
             super().exec_command("echo no job is here; echo srun: error >&2; exit 1")
@@ -157,7 +186,7 @@ def test_a_shell_that_ends_early_says_why(env: dict[str, str]) -> None:
         )
 
 
-def test_a_node_without_python_is_told(
+def test_node_without_python_is_explained(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "INTERPRETERS", ())
@@ -211,10 +240,10 @@ def test_a_notebook_without_the_key_is_refused(env: dict[str, str]) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("taken", ["folder", "link"])
-def test_what_another_user_has_put_at_the_holders_place_is_passed_over(
+def test_holder_folder_of_another_user_is_ignored(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
-    """The holder has a folder with more letters then; the other's key is not used, and the other's program not run."""
+    """The holder then uses a longer name; the other user's key and program are not used."""
     usual = Path(env["SKYMAGIC_HOLDER"])
     own = usual.rename(f"{usual}+Ab3xYz")
     place = usual if taken == "folder" else usual.with_name("elsewhere")
@@ -277,7 +306,7 @@ def test_a_certificate_other_than_the_pinned_one_is_refused(env: dict[str, str])
 
 
 def test_someone_in_between_can_prove_nothing_to_either_end(env: dict[str, str]) -> None:
-    """He has a session of his own with each end, and passes on what they say inside."""
+    """It has a session with each end, and relays the messages."""
 
     class InBetween(Recorded):
         def __init__(self) -> None:

@@ -84,7 +84,7 @@ def test_a_script(hosts: Hosts, connection: HostConnection) -> None:
 
 @pytest.mark.parametrize("client", ["paramiko"], indirect=True)
 def test_an_end_of_input_that_is_late(connection: HostConnection, tmp_path: Path) -> None:
-    """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
+    """A process ends while another thread closes its input, which then writes to a closed channel."""
     made: Any = connection
     transport = made._transport
     channel: Any = connection.open_channel(5.0)
@@ -110,7 +110,7 @@ def test_a_script_that_is_no_shell_text(connection: HostConnection) -> None:
         connection.run("if")
 
 
-def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection) -> None:
+def test_lines_arrive_as_printed(hosts: Hosts, connection: HostConnection) -> None:
     seen: list[str] = []
 
     def hear(line: str) -> None:
@@ -137,7 +137,7 @@ def test_a_timeout_ends_the_script_with_all_that_it_started(
 
 
 def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None:
-    """Its end is met between two writes or within one: the same error either way."""
+    """Its end is noticed between two writes or within one, with the same error."""
     for _ in range(100):
         process = connection.open("exit 3")
         with pytest.raises(BrokenPipeError, match="h1: "):
@@ -249,7 +249,7 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
     assert not ours()
 
 
-def test_closing_a_connection_frees_who_waits_on_a_frozen_host(hosts: Hosts) -> None:
+def test_close_frees_waiters_on_a_frozen_host(hosts: Hosts) -> None:
     connection = connect(endpoint(hosts, "h1"))
     reading, writing = connection.open("exec cat"), connection.open("exec sleep 1000")
     heard: list[bytes] = []

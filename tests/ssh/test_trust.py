@@ -17,7 +17,7 @@ from tests.lab.golden import Golden
 def test_a_configuration_that_others_can_write(
     golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:
-    """They would choose the ProxyCommand that runs here; what is included counts too."""
+    """They could choose the ProxyCommand that runs here; included files count too."""
     folder = tmp_path / ".ssh"
     folder.mkdir()
     (folder / "config").write_text("Include more\n")

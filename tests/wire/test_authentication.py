@@ -66,7 +66,7 @@ print(accept_ready(listener).getpeername() == client.getsockname())
 
 
 def test_a_loop_does_not_spin_where_no_descriptor_is_left() -> None:
-    """The selector announces the connection again and again: that took a whole core."""
+    """The selector reports the connection again and again, which took a whole core."""
     done = subprocess.run(
         [sys.executable, "-c", ANNOUNCED], capture_output=True, text=True, timeout=60
     )
@@ -94,7 +94,7 @@ def test_a_new_connection_displaces_the_oldest() -> None:
             each.close()
 
 
-def test_who_has_the_certificate_is_displaced_by_nobody() -> None:
+def test_peer_with_the_certificate_is_not_displaced() -> None:
     pem, served = tls.certificate(), queue.SimpleQueue[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
         door = Door(listener, served.put, tls.context(pem, server=True), most=2)

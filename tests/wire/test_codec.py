@@ -41,7 +41,7 @@ SENT = st.lists(st.one_of(PLAIN.map(lambda one: (one, b"")), st.binary(max_size=
 
 
 @given(SENT, st.integers(1, 50))
-def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> None:
+def test_sent_messages_are_decoded(sent: list[tuple[Any, bytes]], step: int) -> None:
     whole = b"".join(CODEC.encode(*one) for one in sent)
     pieces = iter([*(whole[n : n + step] for n in range(0, len(whole), step)), b""])
     messages = CODEC.messages(lambda: next(pieces))
@@ -61,7 +61,7 @@ def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> N
         b'["Blob",{"name":"b","nbytes":"1"}]', b"\x80\x04\x95", b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(line: bytes) -> None:
+def test_invalid_messages_are_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"\bmessage\b"):
         CODEC.decode(line)
 
@@ -85,7 +85,7 @@ def test_noise_is_skipped_before_the_first_message_only(golden: Golden) -> None:
         CODEC.first(b'noise\n["Plain",{"new":1}]\n', noise=True)
 
 
-def test_names_of_a_store_lead_nowhere_else(golden: Golden) -> None:
+def test_store_names_cannot_leave_the_folder(golden: Golden) -> None:
     line = json.dumps(["Delete", {"names": ["../precious"]}]).encode()
     with golden.raises(ValueError):
         store.decode(line)
@@ -99,5 +99,5 @@ def test_annotations_of_all_messages_can_be_read(codec: Codec[Any]) -> None:
         reader(kind)
 
 
-def test_tuples_come_back_as_tuples() -> None:
+def test_tuples_stay_tuples() -> None:
     assert agent.decode(agent.encode(agent.Signal((1, 2), 9))) == agent.Signal((1, 2), 9)

@@ -138,7 +138,7 @@ def test_level_of_the_environment(value: str, level: str, monkeypatch: pytest.Mo
     assert debug_log.level_of_environment() == level
 
 
-def test_child_of_the_notebook_writes_beside_it(path: Path) -> None:
+def test_child_process_logs_beside_the_notebook(path: Path) -> None:
     notebook_path = path.with_name("notebook-host-12.log")
     debug_log.setup(notebook_path, {})
     arguments = debug_log.arguments_beside("ray")

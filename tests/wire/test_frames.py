@@ -75,7 +75,7 @@ def test_each_byte_once_and_in_order(steps) -> None:
             pair.connect()
     pair.finish()
     assert pair.heard == (said[1], said[0])
-    assert [end.settled for end in pair.ends] == [True, True]
+    assert [end.all_acknowledged for end in pair.ends] == [True, True]
     assert pair.ends[0].backlog == pair.ends[1].backlog == 0
 
 
@@ -91,20 +91,20 @@ def test_long_data_is_cut(data, limit) -> None:
     assert max(len(frame.data) for frame in came) <= frames.MAX_DATA
 
 
-def test_what_is_acknowledged_is_kept_no_longer() -> None:
+def test_acknowledged_frames_are_dropped() -> None:
     session, other = Session(), Session()
     session.put(frames.DATA, 0, b"x")
-    assert not session.settled
+    assert not session.all_acknowledged
     other.feed(session.take(100))
     assert other.unacknowledged == 1
     session.feed(other.ack())
-    assert session.settled
+    assert session.all_acknowledged
     assert other.unacknowledged == 0
     assert session.take(100) == b""
 
 
 @pytest.mark.parametrize("received", [-1, 3])
-def test_a_stranger_cannot_go_on(received) -> None:
+def test_stranger_cannot_resume_a_session(received) -> None:
     session = Session()
     session.put(frames.DATA, 0, b"1")
     session.put(frames.DATA, 0, b"2")
@@ -112,7 +112,7 @@ def test_a_stranger_cannot_go_on(received) -> None:
         session.resume(received)
 
 
-def test_what_was_acknowledged_cannot_be_asked_for_again() -> None:
+def test_acknowledged_frames_cannot_be_requested_again() -> None:
     session, other = Session(), Session()
     session.put(frames.DATA, 0, b"1")
     other.feed(session.take(100))

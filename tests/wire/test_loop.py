@@ -128,8 +128,8 @@ def test_streams_arrive_whatever_is_lost(steps) -> None:
         assert ends.read == [ends.written[1], ends.written[0]]
 
 
-def test_what_waits_is_bounded(ends: Ends) -> None:
-    """Without a connection, streams are not read."""
+def test_waiting_bytes_are_bounded(ends: Ends) -> None:
+    """Streams are not read while there is no connection."""
     ends.write(0, 0, 50_000_000)
     for _ in range(2000):
         ends.turn(0)

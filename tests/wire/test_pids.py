@@ -66,7 +66,7 @@ def test_a_later_process_of_the_same_number_gets_no_signal(
     assert not processes.send_signal(stranger.pid, begun, signal.SIGKILL), "it has gone"
 
 
-def test_the_process_that_is_meant_gets_it(stranger: subprocess.Popen[bytes]) -> None:
+def test_signal_reaches_the_right_process(stranger: subprocess.Popen[bytes]) -> None:
     assert processes.send_signal(stranger.pid, processes.started(stranger.pid), signal.SIGKILL)
     assert stranger.wait() == -signal.SIGKILL
 
@@ -84,7 +84,7 @@ def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
 def test_an_earlier_value_server(
     stranger: subprocess.Popen[bytes], tmp_path: Path, difference: int
 ) -> None:
-    """On a file system without locks too: the file alone tells of an earlier server."""
+    """On a file system without locks, only the file identifies an earlier server."""
     (tmp_path / LOCK).write_text(
         f"{stranger.pid} {processes.started(stranger.pid) + difference}".ljust(40)
     )
@@ -94,7 +94,7 @@ def test_an_earlier_value_server(
 
 
 def test_an_earlier_value_server_that_holds_the_lock(tmp_path: Path) -> None:
-    """It has locked the file and not yet written its number: that of the one before it stands there still."""
+    """It has locked the file but not yet written its pid: the file still has the previous one."""
     with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as before:
         assert before.stdout is not None
         before.stdout.readline()
@@ -116,9 +116,7 @@ def test_an_earlier_value_server_that_holds_the_lock(tmp_path: Path) -> None:
         assert lives(before)
 
 
-def test_a_daemons_folder_where_there_are_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_folder_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / name)])
     directory = rundir.make("a")
     with without_locks(), directory.locked():

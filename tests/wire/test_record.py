@@ -88,7 +88,7 @@ def test_a_daemon_answers(daemon: tuple[str, Path]) -> None:
         assert not record.answers(name)
 
 
-def test_what_a_host_says_cannot_command_a_terminal() -> None:
+def test_host_text_cannot_control_the_terminal() -> None:
     told = AgentRecord(
         "1",
         "tr\x1b[2Jain",

@@ -43,7 +43,7 @@ def test_the_order_is_kept(written: list[tuple[str, bytes]], data: some.DataObje
 
 
 @given(some.lists(TEXT))
-def test_nothing_is_lost_of_what_only_looks_like_a_frame(texts: list[bytes]) -> None:
+def test_text_like_a_frame_is_not_lost(texts: list[bytes]) -> None:
     whole = b"".join(texts)
     found = read(whole, [])
     framed = sum(name == "stderr" for name, _ in found)
@@ -69,7 +69,7 @@ def test_a_frame_is_known_wherever_it_is_cut(cut: int) -> None:
     ]
 
 
-def test_a_text_that_ends_like_a_frame_begins_comes_at_the_end() -> None:
+def test_partial_frame_prefix_is_shown_at_the_end() -> None:
     reader = FrameReader()
     assert reader.feed(b"colour \x1b") == [("stdout", b"colour ")]
     assert reader.feed(b"[0m") == [("stdout", b"\x1b[0m")]

@@ -69,7 +69,7 @@ class Assignments:
     def record_so_far(self) -> None:
         """Record the cell's assignments so far, before something runs on the ranks in mid-cell."""
         self._looked = True
-        self._note(self._rebound(), frozenset())
+        self._note(self._rebound_names(), frozenset())
 
     def end(self, source: Callable[[], str], *, completed: bool) -> None:
         """Record the cell's assignments at its end.
@@ -88,7 +88,7 @@ class Assignments:
             self._read_changes(tree)
             if completed:
                 self.settings |= settings(tree, self.namespace)
-            rebound = self._rebound()
+            rebound = self._rebound_names()
             # If something ran on the ranks in mid-cell, it is unknown what was bound before that.
             certain = names.certain if completed and not self._looked else frozenset()
             read = {
@@ -131,7 +131,7 @@ class Assignments:
         names = self.namespace.copy()
         return dict(zip(names, map(id, names.values()), strict=True))
 
-    def _rebound(self) -> list[str]:
+    def _rebound_names(self) -> list[str]:
         """Return the names with other objects than at the last call."""
         before, now = self._before, self._identities()
         if before is None or before == now:  # the common case, and quick to check

@@ -49,18 +49,18 @@ class CodeNames:
     """Names that are stored as `global`."""
 
 
-_known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
+_names_by_code: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
 
 
 def code_names(code: types.CodeType) -> CodeNames:
     """Return the names in a code object and in the code nested in it."""
-    names = _known.get(code)
+    names = _names_by_code.get(code)
     if names is None:
         loads, stores, imports, module = set(), set(), set(), ""
         required: set[str] = set()
         sets: set[str] = set()
         # Imports in these ranges are optional.
-        guarded_ranges = _tried(code)
+        guarded_ranges = _try_ranges(code)
         for step in dis.get_instructions(code):
             if step.opname in _GLOBAL_LOADS:
                 loads.add(str(step.argval))
@@ -83,7 +83,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         ]
         # String constants may be arguments of calls that expand names.
         texts = [constant for constant in code.co_consts if isinstance(constant, str)]
-        names = _known[code] = CodeNames(
+        names = _names_by_code[code] = CodeNames(
             frozenset(loads).union(
                 mentioned_names(code.co_names, texts), *(nested.loads for nested in inner)
             )
@@ -97,7 +97,7 @@ def code_names(code: types.CodeType) -> CodeNames:
     return names
 
 
-def _tried(code: types.CodeType) -> list[tuple[int, int]]:
+def _try_ranges(code: types.CodeType) -> list[tuple[int, int]]:
     """Return offsets (start, end) of code in a `try` with an `except`, and of the `except` itself.
 
     Code in a `with`, or in a `try` with only a `finally`, does not count.
@@ -208,7 +208,7 @@ def mentioned_names(methods: Collection[str], texts: Sequence[str]) -> set[str]:
     if not _QUERIES.isdisjoint(methods):
         names.update(name for text in texts for name in re.findall(r"@(\w+)", text))
     if not _EXPANDING.isdisjoint(methods):
-        names.update(name for text in texts for name in _expanded(text))
+        names.update(name for text in texts for name in _expanded_names(text))
         if not _CODE_MAGICS.isdisjoint(texts):
             names.update(
                 name for text in texts for name in _magic_names(text) if text not in _CODE_MAGICS
@@ -239,7 +239,7 @@ def literal_arguments(call: ast.Call) -> list[str]:
     ]
 
 
-def _expanded(text: str) -> set[str]:
+def _expanded_names(text: str) -> set[str]:
     """Return names that IPython expands in a shell or magic line: `{expr}` and `$var`."""
     names: set[str] = set()
     try:

@@ -64,10 +64,10 @@ def version(package: str) -> str:
 
 def stamp() -> tuple[object, ...]:
     """Return a value that changes whenever a package is installed or removed."""
-    return tuple((folder, _changed(folder)) for folder in sys.path)
+    return tuple((folder, _modification_time(folder)) for folder in sys.path)
 
 
-def _changed(folder: str) -> int:
+def _modification_time(folder: str) -> int:
     try:
         return Path(folder or ".").stat().st_mtime_ns
     except OSError:
@@ -79,11 +79,11 @@ def current_environment() -> Environment:
     return _read(stamp())
 
 
-def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
+def _top_level_names(distribution: importlib.metadata.Distribution) -> set[str]:
     """Return the top-level names that a distribution provides."""
     if declared := distribution.read_text("top_level.txt"):
         return set(declared.split())
-    parts = {path.partition("/")[:2] for path in _recorded(distribution)}
+    parts = {path.partition("/")[:2] for path in _recorded_paths(distribution)}
     # A dot marks folders such as `name-1.0.dist-info`, and `..` in paths to scripts.
     return {
         top
@@ -92,7 +92,7 @@ def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
     }
 
 
-def _recorded(distribution: importlib.metadata.Distribution) -> Iterable[str]:
+def _recorded_paths(distribution: importlib.metadata.Distribution) -> Iterable[str]:
     """Return the paths of a distribution's files as text.
 
     `Distribution.files` creates a path object for each, and checks the disk since Python 3.12.
@@ -114,7 +114,7 @@ def _read(stamp: tuple[object, ...]) -> Environment:
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
-        for top in _tops(distribution) if len(head) == 2 else ():
+        for top in _top_level_names(distribution) if len(head) == 2 else ():
             # The first one on `sys.path` is the one that is imported.
             versions.setdefault(canonical(head["Name"]), head["Version"])
             holders.setdefault(top, {})[head["Name"]] = None
@@ -147,7 +147,7 @@ def source_stamp(top: str) -> object:
     if spec is None:
         return None
     locations = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
-    return [(path, _changed(path)) for location in locations for path in _files(location)]
+    return [(path, _modification_time(path)) for location in locations for path in _files(location)]
 
 
 def _files(path: str) -> list[str]:
@@ -174,7 +174,7 @@ def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
         return []
     files = [
         Path(str(distribution.locate_file(path)))
-        for path in _recorded(distribution)
+        for path in _recorded_paths(distribution)
         if path.endswith(".pth")
     ]
     lines = [
@@ -190,7 +190,7 @@ def _modules_of(distribution: str, top: str) -> set[str]:
     """Return the topmost dotted modules that a distribution provides below a top-level name."""
     names: set[str] = set()
     for *folders, file in (
-        path.split("/") for path in _recorded(importlib.metadata.distribution(distribution))
+        path.split("/") for path in _recorded_paths(importlib.metadata.distribution(distribution))
     ):
         stem, _, suffix = file.partition(".")
         if (folders or [stem])[0].partition(".")[0] == top and (suffix == "py" or ".so" in file):

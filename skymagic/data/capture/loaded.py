@@ -57,7 +57,7 @@ _EARLIER = "an earlier text"
 
 
 class ImportedTexts:
-    """Texts that the notebook's modules were imported from, as far as they are known."""
+    """Source texts of the notebook's imported modules, if known."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Any, str]] = {}
@@ -152,10 +152,10 @@ def holds_source(module: Any, text: str) -> bool:
         for constant in code.co_consts
         if isinstance(constant, types.CodeType)
     }
-    return all(_holds(vars(module), node, defined) for node in tree.body)
+    return all(_has_binding(vars(module), node, defined) for node in tree.body)
 
 
-def _holds(
+def _has_binding(
     space: Mapping[str, object], node: ast.stmt, defined: Mapping[str, types.CodeType]
 ) -> bool:
     """Return True if a namespace holds what a statement binds."""
@@ -171,7 +171,8 @@ def _holds(
             if isinstance(constant, types.CodeType)
         }
         return all(
-            _holds(vars(space.get(node.name, object)), statement, nested) for statement in node.body
+            _has_binding(vars(space.get(node.name, object)), statement, nested)
+            for statement in node.body
         )
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)

@@ -251,7 +251,7 @@ def is_inside(path: str, folder: str) -> bool:
         return False
     # Below the folder only: the folder itself may be among installed packages.
     return not any(
-        _is_under(real, directory) for directory in _installed(root)
+        _is_under(real, directory) for directory in _installation_folders(root)
     ) and not in_packages(real[len(root) :])
 
 
@@ -269,7 +269,7 @@ def in_packages(path: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _installed(root: str) -> tuple[str, ...]:
+def _installation_folders(root: str) -> tuple[str, ...]:
     """Return directories of installed code."""
     paths = [*_environment()]
     # A prefix such as /usr may contain the notebook's folder: exclude it only if it is inside the
@@ -297,11 +297,11 @@ def _startup(pythonpath: str) -> frozenset[str]:
     entries = [*_environment(), compiled, *filter(None, pythonpath.split(os.pathsep))]
     for folder in {*_environment()}:
         for file in Path(folder).glob("*.pth"):
-            entries += _listed(file)
+            entries += _folders_in_pth_files(file)
     return frozenset(os.path.realpath(entry) for entry in entries)
 
 
-def _listed(file: Path) -> list[str]:
+def _folders_in_pth_files(file: Path) -> list[str]:
     """Return folders that a `.pth` file adds, as editable installations do."""
     try:
         lines = file.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Names that a cell needs from the notebook, names that those need in turn, and cell sources."""
+"""Find the names that a cell needs, directly or through their values, and the source of cells."""
 
 from __future__ import annotations
 import __future__
@@ -23,7 +23,7 @@ from skymagic.data.capture.numbering import numbers_by_file
 
 @dataclass(frozen=True)
 class CellNames:
-    """Names of a cell, as far as they are known before it runs."""
+    """Names of a cell that are known before it runs."""
 
     loads: frozenset[str] = frozenset()
     """Names taken from outside: loaded where the cell may not have defined them."""
@@ -38,15 +38,15 @@ class CellNames:
     attributes: frozenset[str] = frozenset()
     """Every attribute name in the cell; shows the submodules that it reaches through a package."""
     hints: frozenset[str] = frozenset()
-    """Names in annotations that are not evaluated: types with these names travel if they can."""
+    """Names in annotations that are not evaluated: types with these names are sent if possible."""
     probes: frozenset[str] = frozenset()
-    """Names that it looks up in the namespace (`globals()["x"]`, `"x" in globals()`): they travel
-    if they can.
+    """Names that it looks up in the namespace (`globals()["x"]`, `"x" in globals()`): they are sent
+    if possible.
     """
     scripts: tuple[Script, ...] = ()
     """Files that the cell runs with `%run`."""
-    runs: bool = True
-    """True if the cell does anything, so that functions it does not name may run."""
+    has_effect: bool = True
+    """False for a cell without effect, which calls no function at all."""
 
 
 @lru_cache(maxsize=64)
@@ -87,7 +87,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
             else ()
         )
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
-        keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
+        keys = namespace_keys(tree) if _READS_NAMESPACE.search(source) else set()
         # The checks for substrings are cheap, and most cells need none of these passes.
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
@@ -108,11 +108,11 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         hints=frozenset(hints - flow.loads - flow.stores),
         scripts=tuple(flow.scripts),
         probes=frozenset(keys - flow.loads),
-        runs=not all(isinstance(statement, ast.Pass) for statement in tree.body),
+        has_effect=not all(isinstance(statement, ast.Pass) for statement in tree.body),
     )
 
 
-def reach(
+def needed_names(
     loads: Iterable[str],
     namespace: Mapping[str, object],
     uses: Callable[[str, object], Mapping[str, str]],
@@ -148,10 +148,10 @@ def reach(
     return why
 
 
-_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns|Out|_oh)\b")
+_READS_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns|Out|_oh)\b")
 _MAY_IMPORT = re.compile(r"import|files|get_data|(?:read|open)_(?:text|binary)")
-_HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
-_OF_MODULES = frozenset(
+_HISTORY_NAME = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
+_MODULE_ATTRIBUTES = frozenset(
     f"__{name}__"
     for name in [
         "name",
@@ -167,10 +167,10 @@ _OF_MODULES = frozenset(
         "session",
     ]
 )
-LAST_SHOWN = ("_", "__", "___")
+OUTPUT_NAMES = ("_", "__", "___")
 """Names that IPython binds to the last outputs."""
-_OUTPUT = re.compile(r"_{1,3}|_\d+")
-_GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
+_OUTPUT_NAME = re.compile(r"_{1,3}|_\d+")
+_SHELL_FUNCTIONS = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
 
 def is_interactive_name(name: str, value: object) -> bool:
@@ -178,13 +178,13 @@ def is_interactive_name(name: str, value: object) -> bool:
 
     For example IPython's inputs, `exit`, `get_ipython`, or an `open` that was not rebound.
     """
-    if name[0] in "_IO" and (name in _OF_MODULES or _HISTORY.fullmatch(name)):
+    if name[0] in "_IO" and (name in _MODULE_ATTRIBUTES or _HISTORY_NAME.fullmatch(name)):
         return True
     if name in _BUILTINS and value is _BUILTINS[name]:
         return True
-    if name not in _GIVEN:
+    if name not in _SHELL_FUNCTIONS:
         return False
-    # IPython's own `open` says that it is of `io`: it wraps that one
+    # IPython's `open` wraps that of `io`, and has its `__module__`
     globals_ = getattr(value, "__globals__", {})
     module = (
         globals_.get("__name__") or getattr(value, "__module__", None) or type(value).__module__
@@ -198,7 +198,7 @@ def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> 
     A value assigned by a cell does not count.
     """
     # By identity, so that no value's own `__eq__` is called.
-    candidates, outputs = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
+    candidates, outputs = sorted({*OUTPUT_NAMES}.intersection(names)), namespace.get("_oh")
     values = (
         {id(value) for value in list(outputs.values())}
         if candidates and isinstance(outputs, dict)
@@ -209,7 +209,7 @@ def displayed_outputs(names: Iterable[str], namespace: Mapping[str, object]) -> 
 
 def is_output(name: str) -> bool:
     """Return True if IPython binds this name to outputs of plain cells: `_`, `__`, `___`, `_10`."""
-    return name[0] == "_" and _OUTPUT.fullmatch(name) is not None
+    return name[0] == "_" and _OUTPUT_NAME.fullmatch(name) is not None
 
 
 _NOTHING = object()

@@ -90,7 +90,7 @@ class Setting(NamedTuple):
         """The setting's subject, regardless of how the setter is written."""
         return self.package if self.package in _SINGLE_TOPIC else self.text.rpartition(".")[2]
 
-    def concerns(self, packages: Collection[str]) -> bool:
+    def matters_to(self, packages: Collection[str]) -> bool:
         """Return True if the setting matters to code that uses these packages."""
         if self.package == "warnings":  # any package may issue warnings
             return any(package not in sys.stdlib_module_names for package in packages)

@@ -170,7 +170,7 @@ class StoreClient:
             transport.write(store.encode(self._settings))
         if not self._wait_for(lambda: self._ready, transport, START_TIMEOUT):
             raise ConnectionLost(
-                f"the value server on {self.node.name} does not start{self._why()}"
+                f"the value server on {self.node.name} does not start{self._server_reason()}"
             )
 
     def send(self, message: StoreMessage, data: memoryview | None = None) -> None:
@@ -338,7 +338,7 @@ class StoreClient:
         self._on_message(self.node_index, None)
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"the connection to {self.node.name} is lost{self._why()}")
+        return ConnectionLost(f"the connection to {self.node.name} is lost{self._server_reason()}")
 
-    def _why(self) -> str:
+    def _server_reason(self) -> str:
         return f": {self._server_error.splitlines()[-1]}" if self._server_error.strip() else ""

@@ -42,15 +42,15 @@ class StoreClients:
     ) -> None:
         self._settings = settings
         self.all = [
-            StoreClient(node, start, settings(node), self._received, silence_timeout)
+            StoreClient(node, start, settings(node), self._pass_on, silence_timeout)
             for node in nodes
         ]
         self.lost: set[int] = set()  # nodes that are gone and get no messages
         self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: (
             None
         )
-        """Called on the clients' threads with a node's number and its server's messages about
-        values; with None when the connection is lost.
+        """Called on the clients' threads with a node's number and a message about values from its
+        server; with None when the connection is lost.
         """
         self._notify = notify
         self._retry_timeout = retry_timeout
@@ -63,7 +63,7 @@ class StoreClients:
         return set(range(len(self.all))) - self.lost
 
     def connected(self) -> list[int]:
-        """Return the nodes that can be sent to."""
+        """Return the nodes that are connected and not lost."""
         return [
             client.node_index
             for client in self.all
@@ -155,7 +155,7 @@ class StoreClients:
                 client.send(store.Delete(sorted(names | self.unlinking[client.node_index])))
         client.close()
 
-    def _received(self, node: int, message: store.StoreMessage | None) -> None:
+    def _pass_on(self, node: int, message: store.StoreMessage | None) -> None:
         # Looked up at each call: `on_message` is set after the clients exist.
         self.on_message(node, message)
 

@@ -344,14 +344,14 @@ class RemoteStore(Store):
         """Stop sending to a node that is gone, and stop waiting for it."""
         self._replication.lose(node)
 
-    def regain(self, node: Node) -> None:
+    def readmit(self, node: Node) -> None:
         """Use a node again that was gone, perhaps with another store or on another machine.
 
         The next `settle` sends it the files that it lacks. Files that no node has any more are
         forgotten: their values are sent again when they are used.
         """
         self._clients.move(node)
-        self._replication.regain(node.index)
+        self._replication.readmit(node.index)
         with self._lock:
             lost = [
                 key
@@ -371,7 +371,7 @@ class RemoteStore(Store):
                 (self._clients.all[node].free_bytes for node in self._clients.connected()),
                 default=0,
             )
-            evicted = self._victims(self._files, room, nbytes) or []
+            evicted = self._files_to_evict(self._files, room, nbytes) or []
             freed = sum(self._files[key].nbytes for key in evicted)
         self.drop(evicted)
         for client in self._clients.all:

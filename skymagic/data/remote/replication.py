@@ -34,7 +34,7 @@ class Placement:
     failed: dict[int, list[int]] = field(default_factory=dict)
     """By node: sources that it could not copy from."""
 
-    def arrived(self, node: int) -> None:
+    def mark_stored(self, node: int) -> None:
         """Record that a node has the whole value."""
         self.sources.pop(node, None)
         self.held.add(node)
@@ -164,7 +164,7 @@ class Replication:
         """True if a node may need another source: set by the clients' threads, cleared by the
         sending thread.
         """
-        clients.on_message = self._received
+        clients.on_message = self._on_message
 
     def add(self, files: Iterable[ReplicatedFile]) -> None:
         """Start to track what the servers report about these files."""
@@ -242,7 +242,7 @@ class Replication:
             self._replan = True
             self.changed.notify_all()
 
-    def regain(self, node: int) -> None:
+    def readmit(self, node: int) -> None:
         """Use a node again that was gone, perhaps with another store.
 
         `settle` sends it the files that it lacks.
@@ -258,7 +258,7 @@ class Replication:
 
     # -- messages from the value servers -----------------------------------------------------------
 
-    def _received(self, node: int, message: store.StoreMessage | None) -> None:
+    def _on_message(self, node: int, message: store.StoreMessage | None) -> None:
         """Handle a message of a node, or None if its connection is lost.
 
         Called on the clients' threads.
@@ -274,14 +274,14 @@ class Replication:
                 present = set(message.present) - self.clients.unlinking[node]
                 for file in self._files.values():
                     if file.name in present:
-                        file.placement.arrived(node)
+                        file.placement.mark_stored(node)
             elif isinstance(message, Stored):
-                self._arrived(node, message)
+                self._on_stored(node, message)
             elif isinstance(message, StoreFailed):
                 self._failed(node, message)
             self.changed.notify_all()
 
-    def _arrived(self, node: int, message: Stored) -> None:
+    def _on_stored(self, node: int, message: Stored) -> None:
         client = self.clients.all[node]
         client.free_bytes = message.room
         file = self._files.get(message.name)
@@ -289,7 +289,7 @@ class Replication:
             return
         # The node hashed what it received: only a matching key counts.
         if file.key == message.key:
-            file.placement.arrived(node)
+            file.placement.mark_stored(node)
             file.sealed = True
         else:  # the value changed between two attempts to send it
             file.placement.stopped(node)

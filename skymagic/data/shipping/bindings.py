@@ -154,7 +154,7 @@ class Bindings:
         """Return the environment variables that any of these ranks received from the notebook."""
         return frozenset().union(*(self._ranks[rank].environ for rank in ranks))
 
-    def lacking_environ(
+    def missing_environ(
         self, changed: Mapping[str, str | None], ranks: Iterable[int]
     ) -> dict[str, str | None]:
         """Return the changed environment variables that some of these ranks do not have."""
@@ -175,7 +175,7 @@ class Bindings:
         used = {state.reads for state in list(self._ranks.values())}
         self._reads = {key: names for key, names in self._reads.items() if key in used}
 
-    def known_reads(self) -> list[str]:
+    def digests_with_known_names(self) -> list[str]:
         """Return the digests whose names are known, so that ranks need not send them again."""
         return sorted(self._reads)
 
@@ -210,7 +210,7 @@ class Bindings:
                 self._lost[rank] = frozenset(state.rebound)
             self.replaced.add(rank)
 
-    def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
+    def record_clone(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
         """Record that these ranks received another rank's values of these names.
 
         Their bindings of the names are now those of that rank.
@@ -233,7 +233,7 @@ class Bindings:
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
-        """Return the names that the rank holds, as far as the notebook knows."""
+        """Return the names that the rank is known to hold."""
         state = self._ranks[rank]
         return frozenset(state.fingerprints) | state.rebound
 
@@ -356,7 +356,7 @@ class Sources:
             return {name: self._with_data(source, note) for name, source in result.sources.items()}
         return result.sources
 
-    def lacking(
+    def missing_modules(
         self, sources: Mapping[str, ModuleSource], ranks: Sequence[int]
     ) -> tuple[SentModule, ...]:
         """Return the entries in a run's orders for modules that some rank lacks."""

@@ -66,7 +66,7 @@ class Variable:
         return pickling.objects(self.pickled)
 
     @property
-    def alone(self) -> bool:
+    def is_isolated(self) -> bool:
         """True if only the value itself can be referred to, and nothing in it."""
         return len(self.numbers) == 1 and ROOT in self.numbers.values()
 
@@ -89,7 +89,7 @@ def groups(values: Sequence[Variable]) -> list[list[Variable]]:
     """Group values that share an object or memory, preserving the order."""
     return [
         [values[index] for index in group]
-        for group in pickling.together([value.pickled for value in values])
+        for group in pickling.group_by_shared_objects([value.pickled for value in values])
     ]
 
 
@@ -315,14 +315,14 @@ def rebuild_order(
         active: for each unit, True if it may run code of the notebook.
         uses: maps each name to the names that its code uses, including names that do not travel.
     """
-    # `sorted` is stable: units of which none reaches more keep their order.
+    # `sorted` is stable: units that reach equally many names keep their order.
     return sorted(
         range(len(units)),
-        key=lambda index: len(_reached(units[index], uses)) if active[index] else 0,
+        key=lambda index: len(_reachable_names(units[index], uses)) if active[index] else 0,
     )
 
 
-def _reached(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:
+def _reachable_names(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:
     """Return the given names and all names that their code uses, directly or indirectly."""
     reached: set[str] = set()
     pending = list(names)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from skymagic.data.capture.code import is_type
-from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, reach
+from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, needed_names
 from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
@@ -15,8 +15,8 @@ from skymagic.data.shipping.links import SentLinks
 from skymagic.data.shipping.unpicklable import (
     Refusal,
     explain_refusal,
-    raised_by_value,
     refusal_message,
+    was_raised_by_value,
 )
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
@@ -82,7 +82,7 @@ class Needs:
     """Names that are not sent because their values came from the ranks."""
 
     @property
-    def moved(self) -> list[Variable]:
+    def to_send(self) -> list[Variable]:
         """Values that some rank must receive."""
         if not any(self.lacking.values()):  # the common case, and quick to check
             return []
@@ -143,7 +143,7 @@ class Collector:
                 values[name] = variable = self.variable(name, value)
             # A value's own code may raise anything.
             except BaseException as problem:
-                if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
+                if isinstance(problem, KeyboardInterrupt) and not was_raised_by_value(problem):
                     raise  # the user interrupted the notebook
                 if not self._ranks_keep_theirs(name, value, request.ranks):
                     failed[name] = problem
@@ -164,7 +164,7 @@ class Collector:
                 used: user for used, user in used_names.items() if used not in request.local_names
             }
 
-        why = reach(request.required_names | request.hints, request.space, uses, read)
+        why = needed_names(request.required_names | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
         refusals = [
             explain_refusal(name, request.space[name], why[name], problem, self._attempt)
@@ -208,7 +208,9 @@ class Collector:
             )
         return bool(new)
 
-    def related(self, request: ShippingRequest, needs: Needs, links: SentLinks) -> dict[str, str]:
+    def related_names(
+        self, request: ShippingRequest, needs: Needs, links: SentLinks
+    ) -> dict[str, str]:
         """Find names held by ranks that share objects with values about to travel.
 
         Returns:
@@ -216,7 +218,7 @@ class Collector:
         """
         moved = [
             value
-            for value in needs.moved
+            for value in needs.to_send
             if not value.fixed and value.name not in request.temporary | request.local_names
         ]
         if not moved:
@@ -247,7 +249,7 @@ class Collector:
             except Exception:
                 return None
 
-        return links.related(moved, names, open)
+        return links.related_names(moved, names, open)
 
     def variable(self, name: str, value: object) -> Variable:
         """Pickle a value.

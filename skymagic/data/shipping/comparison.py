@@ -172,15 +172,15 @@ def _hashes(variable: Variable) -> Callable[[Content], str | None]:
     """Return a lookup of hashes that parts of a variable already have, by their memory."""
     if variable.pickled.plain:
         return lambda memory: None
-    hash_by_place = {_place(part.data): part.hash for part in variable.parts if part.hash}
+    hash_by_place = {_memory_range(part.data): part.hash for part in variable.parts if part.hash}
     return (
-        (lambda memory: hash_by_place.get(_place(memory)))
+        (lambda memory: hash_by_place.get(_memory_range(memory)))
         if hash_by_place
         else (lambda memory: None)
     )
 
 
-def _place(memory: Content) -> tuple[int, int]:
+def _memory_range(memory: Content) -> tuple[int, int]:
     """Return address and length of memory, or the object's identity for bytes."""
     if isinstance(memory, DeviceBytes):
         return memory.address_range
@@ -202,7 +202,7 @@ def _reference(value: object) -> Callable[[], object] | int:
         return id(value)
 
 
-def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
+def _names_to_push(request: ShippingRequest, needs: Needs) -> set[str]:
     """Return the names given with `--push`, and those whose values share objects with theirs.
 
     These replace all bindings on the ranks: the ranks may have bound the name or changed its value
@@ -251,7 +251,7 @@ class Comparison:
         self._fingerprints = Fingerprints(collector.namespace, collector.folder, index)
         self._pulled: dict[str, Pulled] = {}
 
-    def read_by_functions(self, request: ShippingRequest) -> dict[str, str]:
+    def names_read_by_functions(self, request: ShippingRequest) -> dict[str, str]:
         """Return names read by functions on the ranks that the cell may call, with the reason.
 
         Functions that the cell names may run, and so may all functions that these read. For other
@@ -276,7 +276,7 @@ class Comparison:
             visited |= new
             pending += sorted(new)
         # Functions on the ranks may run by themselves, as hooks do, whenever a cell does anything.
-        if request.names.runs and not request.fresh:
+        if request.names.has_effect and not request.fresh:
             uses_rank_objects = any(
                 self._bindings.has_rebound(rank, name)
                 for rank in request.ranks
@@ -287,7 +287,7 @@ class Comparison:
             if not uses_rank_objects:
                 held = [self._bindings.fingerprints(rank) for rank in request.ranks]
                 sent = frozenset().union(*(fingerprints.keys() & names for fingerprints in held))
-                names = {name for name in sent if not self._settled(held, name)}
+                names = {name for name in sent if not self._is_same_large_object(held, name)}
             reasons.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
         return {name: reason for name, reason in reasons.items() if name not in request.local_names}
 
@@ -332,9 +332,10 @@ class Comparison:
         pulled -= request.temporary
         unstable = set() if request.fresh else self._unstable(request, needs)
         # Names that all ranks receive, regardless of what they have.
-        always = values if request.fresh else {*request.temporary, *_pushed(request, needs)}
+        always = values if request.fresh else {*request.temporary, *_names_to_push(request, needs)}
         fingerprints = {
-            name: self._marked(name, value.fingerprint) for name, value in values.items()
+            name: self._assignment_fingerprint(name, value.fingerprint)
+            for name, value in values.items()
         }
         lacking = self._bindings.ranks_without_value(fingerprints, ranks, always)
         # Unstable values are sent only to ranks that have none at all.
@@ -360,12 +361,12 @@ class Comparison:
     def finish(self, request: ShippingRequest, needs: Needs) -> dict[str, str]:
         """Return all fingerprints by name, once the values that travel are written and hashed."""
         hashes = needs.hashes
-        for value in needs.moved:
+        for value in needs.to_send:
             if not value.pickled.plain and value.name not in request.temporary:
                 self._index.identify(value.parts)
                 self._fingerprints.take(value, hashes)
         return {
-            name: self._marked(name, value.fingerprint or "")
+            name: self._assignment_fingerprint(name, value.fingerprint or "")
             for name, value in needs.values.items()
             if name not in request.temporary
         }
@@ -388,7 +389,7 @@ class Comparison:
                     self._fingerprints.take(
                         variable, {key: module.hash for key, module in local.items()}
                     )
-                fingerprints[name] = self._marked(name, variable.fingerprint or "")
+                fingerprints[name] = self._assignment_fingerprint(name, variable.fingerprint or "")
             except Exception:  # the value cannot travel, so use its identity
                 fingerprints[name] = self._collector.identity(name, value)
         return fingerprints
@@ -400,7 +401,7 @@ class Comparison:
             {name: Pulled.of(self._namespace[name], kind, now) for name, kind in types.items()}
         )
 
-    def shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
+    def shadowed_builtins(self, ranks: Sequence[int]) -> frozenset[str]:
         """Return builtin names that ranks still shadow with a value that the notebook has deleted.
 
         For example `list` after `list = 5; del list`.
@@ -428,9 +429,9 @@ class Comparison:
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that no longer exist in the notebook."""
-        known = self._fingerprints.known
-        for name in [name for name in known if name not in namespace]:
-            del known[name]
+        fingerprints = self._fingerprints.known
+        for name in [name for name in fingerprints if name not in namespace]:
+            del fingerprints[name]
 
     def _identify(self, request: ShippingRequest, needs: Needs) -> None:
         """Set all fingerprints, except for values that no rank can have, or that always travel."""
@@ -453,24 +454,26 @@ class Comparison:
             if value.same_object
             and name not in request.temporary
             and any(
-                self._differs(fingerprints.get(name), self._marked(name, value.fingerprint))
+                self._differs(
+                    fingerprints.get(name), self._assignment_fingerprint(name, value.fingerprint)
+                )
                 for fingerprints in held
             )
             and self._fingerprints.is_unstable(value, needs.hashes)
         }
 
-    def _settled(self, held: Iterable[Mapping[str, str]], name: str) -> bool:
+    def _is_same_large_object(self, held: Iterable[Mapping[str, str]], name: str) -> bool:
         """Return True if a large value is the same object as when the ranks received it."""
         last = self._fingerprints.known.get(name)
         if last is None or last.nbytes < _LARGE or not last.holds(self._namespace[name]):
             return False
-        mark = self._marked(name, last.fingerprint)
+        mark = self._assignment_fingerprint(name, last.fingerprint)
         # A rank without the value cannot have an outdated one.
         return all(fingerprints.get(name, mark) == mark for fingerprints in held)
 
     def _differs(self, previous: str | None, mark: str | None) -> bool:
         """Return True if a value on the ranks differs although no cell has assigned it since."""
-        # The number of the last assignment follows the `@`; see `_marked`.
+        # The number of the last assignment follows the `@`; see `_assignment_fingerprint`.
         return (
             previous is not None
             and mark is not None
@@ -494,7 +497,7 @@ class Comparison:
             return False
         return True
 
-    def _marked(self, name: str, fingerprint: Any) -> Any:
+    def _assignment_fingerprint(self, name: str, fingerprint: Any) -> Any:
         """Return a fingerprint of a name's value that changes whenever a cell assigns the name.
 
         None stays None.

@@ -122,15 +122,17 @@ class SentLinks:
             regions = pickling.storages(contents.pickled)
             by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
             for key, number in contents.numbers.items():
-                place = sent.location(number)
-                if place is None or place.ref in state.lost:
+                location = sent.location(number)
+                if location is None or location.ref in state.lost:
                     continue
-                pickle_links.objects.setdefault(key, place.ref)
+                pickle_links.objects.setdefault(key, location.ref)
                 if key in by_object:
                     # A storage may have travelled only in part.
                     handle, region = by_object[key]
-                    start = region.start + place.shift
-                    length = region.stop - region.start if place.length is None else place.length
+                    start = region.start + location.shift
+                    length = (
+                        region.stop - region.start if location.length is None else location.length
+                    )
                     pickle_links.memory.storages.setdefault(
                         handle, MemoryRegion(region.stands, start, start + length)
                     )
@@ -142,7 +144,7 @@ class SentLinks:
 
     # -- shared objects ----------------------------------------------------------------------------
 
-    def related(
+    def related_names(
         self,
         moved: Sequence[Variable],
         names: Iterable[str],
@@ -219,7 +221,7 @@ class SentLinks:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def sent(
+    def sent_values(
         self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None
     ) -> dict[str, SentValue]:
         """Return how values are sent in one pickle, by name.
@@ -238,7 +240,7 @@ class SentLinks:
         for index, variable in enumerate(group):
             if not variable.fixed:
                 self.see(variable)
-                if links is None and variable.alone:
+                if links is None and variable.is_isolated:
                     sent_values[variable.name] = SentValue(variable.stream, table, root=-1 - index)
                 elif variable.numbers:
                     nested.append((-1 - index, variable))

@@ -91,7 +91,7 @@ class Notes:
         new = {
             setting
             for setting in settings
-            if setting.topic not in shown_topics and setting.concerns(packages)
+            if setting.topic not in shown_topics and setting.matters_to(packages)
         }
         shown_topics.update(setting.topic for setting in new)
         if new:

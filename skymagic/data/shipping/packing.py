@@ -54,12 +54,12 @@ class Packer:
     packed: Packed = field(default_factory=Packed)
 
     def __post_init__(self) -> None:
-        attributes = (value.pickled.attributes for value in self.needs.moved)
+        attributes = (value.pickled.attributes for value in self.needs.to_send)
         self._attributes = self.request.names.attributes.union(*attributes)
 
     def pack(self) -> Packed:
         """Create the bundles."""
-        moved = self.needs.moved
+        moved = self.needs.to_send
         if not moved:
             return self.packed
         held = [
@@ -159,7 +159,7 @@ class Packer:
         pickled, parts = first.pickled, first.parts
         # A single value without links is sent as it was pickled for the comparison.
         if len(group) > 1 or links is not None:
-            value = _together(group)
+            value = _object_to_pickle(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder, links=links)
             parts = parts_of(pickled)
         fallback = self._spare(group) if links is not None else None
@@ -173,7 +173,7 @@ class Packer:
         sent = (
             {}
             if self.request.temporary.intersection(names) or not linkable
-            else self.links.sent(group, pickled, links)
+            else self.links.sent_values(group, pickled, links)
         )
         self.packed.sent.append((ranks, sent))
         self.packed.bundles.append(
@@ -194,7 +194,7 @@ class Packer:
         if len(group) == 1:
             pickled = group[0].pickled
         else:
-            value = _together(group)
+            value = _object_to_pickle(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder)
         return pickled if sum(map(len, pickled.pieces)) <= LISTED else None
 
@@ -211,7 +211,7 @@ def _numbered(links: PickleLinks, fallback: Pickled | None) -> list[tuple[Ref, i
     return [(links.objects[key], numbers.get(key)) for key in links.used]
 
 
-def _together(group: Sequence[Variable]) -> object:
+def _object_to_pickle(group: Sequence[Variable]) -> object:
     """Return the object to pickle for a group of values.
 
     It includes their names if code that rebuilds one of them may use another.
@@ -226,7 +226,7 @@ def _together(group: Sequence[Variable]) -> object:
 
 
 @contextlib.contextmanager
-def orders_for_lent(
+def bind_orders_for_lent_names(
     sources: Sources,
     store: Store,
     lent: LentNames,
@@ -246,7 +246,7 @@ def orders_for_lent(
     """
     assert lent.value is not None
     modules = sources.find(lent.modules, ranks)
-    with _within_reach(store, lent.value, same_node) as files:
+    with _linked_on_nodes(store, lent.value, same_node) as files:
         yield BindOrder(
             python=platform.python_version(),
             files=tuple(files),
@@ -259,13 +259,13 @@ def orders_for_lent(
                     code=lent.code,
                 ),
             ),
-            modules=sources.lacking(modules, ranks),
+            modules=sources.missing_modules(modules, ranks),
             sources=lent.sources,
         )
 
 
 @contextlib.contextmanager
-def _within_reach(store: Store, lent: PackedValue, same_node: bool) -> Iterator[list[str]]:
+def _linked_on_nodes(store: Store, lent: PackedValue, same_node: bool) -> Iterator[list[str]]:
     """Yield the lender's file under its name on the nodes that need it."""
     # None if all parts are inline in the orders.
     name, node = lent.file, lent.node

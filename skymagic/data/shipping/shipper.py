@@ -227,14 +227,14 @@ class Shipper(Unpacking):
             if unsettled is not None:
                 required = (
                     self.sources.required,
-                    *(value.pickled.required for value in needs.moved),
+                    *(value.pickled.required for value in needs.to_send),
                 )
                 if needed := unsettled(request.names.required.union(*required)):
                     raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.report_deleted(self.comparison.deleted(request), note)
                 used = self.comparison.modules(request, needs)
-                self._unsent(request, needs, used, source, note)
+                self._report_unsent_modules(request, needs, used, source, note)
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
@@ -292,17 +292,17 @@ class Shipper(Unpacking):
             self.comparison.gathered(types)
 
     def names(self) -> frozenset[str]:
-        """Return the names that the ranks hold, as far as the notebook knows."""
+        """Return the names that the ranks are known to hold."""
         with self._lock:
             ranks = self.bindings.recorded_ranks()
             return frozenset(
                 name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_"
             )
 
-    def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
+    def record_clone(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
         """Record that these ranks received another rank's values of these names."""
         with self._lock:
-            self.bindings.cloned(names, source, ranks)
+            self.bindings.record_clone(names, source, ranks)
 
     def forget(self, ranks: Iterable[int]) -> None:
         """Forget what these ranks held, because they were restarted."""
@@ -329,16 +329,16 @@ class Shipper(Unpacking):
 
         This includes values that share objects with those, if ranks hold the shared objects.
         """
-        needs = self.collector.collect(request, self.comparison.read_by_functions(request))
+        needs = self.collector.collect(request, self.comparison.names_read_by_functions(request))
         self.comparison.compare(request, needs)
         # Added values may in turn share objects with further ones.
-        while related := self.collector.related(request, needs, self.links):
+        while related := self.collector.related_names(request, needs, self.links):
             if not self.collector.add(request, needs, related):
                 break
             self.comparison.compare(request, needs)
         return needs
 
-    def _unsent(
+    def _report_unsent_modules(
         self,
         request: ShippingRequest,
         needs: Needs,
@@ -370,9 +370,9 @@ class Shipper(Unpacking):
     def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
         """Write the missing values and create the orders."""
         bundles = packed.bundles
-        unbound = self.comparison.shadowed(request.ranks)
+        unbound = self.comparison.shadowed_builtins(request.ranks)
         environ = self._environ(request)
-        items = needs.items(needs.moved)
+        items = needs.items(needs.to_send)
         writer = BundleWriter(self.index, request.progress)
         try:
             writer.expect(bundles)
@@ -383,18 +383,18 @@ class Shipper(Unpacking):
             writer.finish()
             fingerprints = self.comparison.finish(request, needs)
             stored = self.comparison.present(request.names.stores - needs.values.keys())
-            files = frozenset().union(*(value.pickled.files for value in needs.moved))
+            files = frozenset().union(*(value.pickled.files for value in needs.to_send))
             texts = cell_sources(
                 name
                 for name in files
                 if self.bindings.ranks_without_source(name, "", request.ranks)
             )
-            moved_names = [value.name for value in needs.moved]
+            moved_names = [value.name for value in needs.to_send]
             orders = BindOrder(
                 python=platform.python_version(),
                 files=tuple(writer.files),
                 bundles=tuple(bundle.message() for bundle in bundles),
-                modules=self.sources.lacking(needs.sources, request.ranks),
+                modules=self.sources.missing_modules(needs.sources, request.ranks),
                 sources=texts,
                 cells=cell_numbers(texts),
                 temporary=tuple(sorted(request.temporary)),
@@ -402,7 +402,7 @@ class Shipper(Unpacking):
                 unbound=tuple(sorted(unbound)),
                 fresh=request.fresh,
                 environ=environ,
-                reads=tuple(self.bindings.known_reads()),
+                reads=tuple(self.bindings.digests_with_known_names()),
             )
         except BaseException as problem:
             self.store.unpin(writer.keys)
@@ -439,4 +439,4 @@ class Shipper(Unpacking):
             **{name: value for name, value in changed.items() if name not in secret},
             **{name: os.environ.get(name) for name in restored},
         }
-        return self.bindings.lacking_environ(current, request.ranks)
+        return self.bindings.missing_environ(current, request.ranks)

@@ -94,7 +94,7 @@ def explain_refusal(
     return Refusal(name, type_name(value), used_by, reason, remedy.format(name=name, path=path))
 
 
-def raised_by_value(problem: BaseException) -> bool:
+def was_raised_by_value(problem: BaseException) -> bool:
     """Return True if a value's own code raised this, rather than a signal handler.
 
     A `KeyboardInterrupt` may come from either.
@@ -229,7 +229,7 @@ def _creating_operation(value: object) -> str:
 
 def _known_kind(value: object) -> tuple[str, str] | None:
     """Return reason and remedy for kinds of objects that can never be sent, or None."""
-    if worlds.knows_world(value):
+    if worlds.holds_rank(value):
         return worlds.REASON, worlds.REMEDY
     # `_KINDS` lists types of C modules without the underscore: `thread.lock`.
     names = {
@@ -260,7 +260,7 @@ def find_unpicklable_part(value: object, pickle: Callable[[object], object]) -> 
             try:
                 pickle(part)
             except BaseException as problem:
-                if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
+                if isinstance(problem, KeyboardInterrupt) and not was_raised_by_value(problem):
                     raise
                 visited.add(id(part))
                 path, value = path + step, part
@@ -272,11 +272,16 @@ def find_unpicklable_part(value: object, pickle: Callable[[object], object]) -> 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """Iterate over the parts of a value, each with the path that leads to it."""
-    if _is(value, dict):
+    if _has_type(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_MAX_PARTS])
-    elif _is(value, list) or _is(value, tuple) or _is(value, set) or _is(value, frozenset):
+    elif (
+        _has_type(value, list)
+        or _has_type(value, tuple)
+        or _has_type(value, set)
+        or _has_type(value, frozenset)
+    ):
         yield from ((f"[{index}]", item) for index, item in enumerate(list(value)[:_MAX_PARTS]))
-    elif _is(value, types.FunctionType):
+    elif _has_type(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:
                 yield f".<closure>.{name}", cell.cell_contents
@@ -287,9 +292,9 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
             (f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items()
         )
         yield from ((f".{key}", item) for key, item in vars(value).items())
-    elif _is(value, types.MethodType):
+    elif _has_type(value, types.MethodType):
         yield ".__self__", value.__self__
-    elif _is(value, type):
+    elif _has_type(value, type):
         hidden = (types.GetSetDescriptorType, types.MemberDescriptorType)
         yield from (
             (f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden)
@@ -303,7 +308,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f".{key}", item) for key, item in _attributes(value).items())
 
 
-def _is(value: object, kind: type[T]) -> TypeGuard[T]:
+def _has_type(value: object, kind: type[T]) -> TypeGuard[T]:
     """Return True if a value has this type, ignoring its `__class__`, which proxies override."""
     return issubclass(type(value), kind)
 

@@ -155,7 +155,7 @@ class Store(ABC):
         """Return True if the file is still needed."""
         return key in self._pins
 
-    def _victims(self, keys: Iterable[str], room: float, nbytes: int) -> list[str] | None:
+    def _files_to_evict(self, keys: Iterable[str], room: float, nbytes: int) -> list[str] | None:
         """Choose files to evict so that a value fits, least recently used first.
 
         Return None if evicting all of them would not be enough.

@@ -149,7 +149,7 @@ class NodeStore(Store):
         if key is not None and not self.missing([key]):
             return key
         # Others may fill the directory meanwhile, so the file may still move to disk.
-        with Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
+        with Partial(self._directory_for(nbytes), lambda: self._spill(nbytes)) as partial:
             for view in host_pieces(pieces):
                 for start in range(0, view.nbytes, STEP):
                     partial.write(view[start : start + STEP])
@@ -223,9 +223,9 @@ class NodeStore(Store):
     def close(self) -> None:
         self.drop(list(self._files))
 
-    def _place(self, nbytes: int) -> Path:
+    def _directory_for(self, nbytes: int) -> Path:
         """Return the directory for a file of this size, evicting others if necessary."""
-        if self._room(self.directory, nbytes):
+        if self._ensure_room(self.directory, nbytes):
             return self.directory
         return self._spill(nbytes)
 
@@ -238,7 +238,7 @@ class NodeStore(Store):
         )
         return directory
 
-    def _room(self, directory: Path, nbytes: int) -> bool:
+    def _ensure_room(self, directory: Path, nbytes: int) -> bool:
         """Return True if a file fits, after evicting the least recently used files."""
         with self._lock:
             files = {
@@ -248,7 +248,7 @@ class NodeStore(Store):
             # The store's own files count as free space, so that the share does not shrink as it
             # fills.
             room = (available(directory) + used_bytes) * self.share - used_bytes
-            evicted = self._victims(files, room, nbytes)
+            evicted = self._files_to_evict(files, room, nbytes)
             if evicted is None:
                 return False
             if evicted:

@@ -26,7 +26,7 @@ from skymagic.data.values.memory import (
     memory,
     writable,
 )
-from skymagic.data.values.rebuild import here
+from skymagic.data.values.rebuild import current_context
 
 # Not `w+` again: it would overwrite the file.
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
@@ -42,7 +42,11 @@ def reduce_map(array: Any) -> tuple[Any, ...] | None:
     Return None if the contents have to travel.
     """
     # A slice of a map has an array as its base, but NumPy gives it the offset of the whole map.
-    if not here.same_files or array.mode not in _MODES or not isinstance(array.base, mmap.mmap):
+    if (
+        not current_context.same_files
+        or array.mode not in _MODES
+        or not isinstance(array.base, mmap.mmap)
+    ):
         return None
     try:
         status = Path(array.filename).stat()
@@ -91,7 +95,7 @@ def why_as_array(value: object) -> str:
     if not is_map(value):
         return ""
     path = getattr(value, "filename", None) or "a file"
-    if not here.same_files:
+    if not current_context.same_files:
         return f"it maps {path}, which is on this machine"
     mode = getattr(value, "mode", None)
     return (
@@ -169,7 +173,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
         if block is not None:
-            # The memory travels as a common block, of which this remains a view.
+            # The memory is sent as one common block, and this array remains a view of it.
             return _view, (block, *description, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         # In the order of memory, so that this needs no copy.

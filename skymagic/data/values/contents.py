@@ -39,7 +39,7 @@ _CACHES = {
 """By package: attributes that are caches, filled when an object is read."""
 
 Form = Callable[["Contents", Any], None]
-"""Adds an object of some type to the hash: plain facts by `say`, its parts by `add`."""
+"""Adds an object of some type to the hash: plain values by `add_plain`, its parts by `add`."""
 
 
 Reduce = Callable[[Any], Any]
@@ -105,10 +105,10 @@ class Contents:
     def of(self, value: Any) -> str:
         """Return the hash of a value."""
         self.add(value)
-        self._say_shared()
+        self._add_shared_memory()
         return str(self._state.hexdigest())
 
-    def say(self, *facts: Any) -> None:
+    def add_plain(self, *facts: Any) -> None:
         """Add numbers, strings and tuples to the hash."""
         # No marshalled value starts with this byte.
         self._state.update(b"!" + marshal.dumps(facts, 2))
@@ -125,14 +125,14 @@ class Contents:
         if kind not in self._kinds:
             self._kinds[kind] = (_has_identity(kind), _own_form(kind) or self._form(kind))
         has_identity, form = self._kinds[kind]
-        if has_identity and self.again(value):
+        if has_identity and self.add_repeated(value):
             return
         if form is not None:
             form(self, value)
         else:
-            self.take_apart(value)
+            self.add_parts(value)
 
-    def again(self, value: Any) -> bool:
+    def add_repeated(self, value: Any) -> bool:
         """Return True if an object was added before, and hash its number in that case.
 
         A new object is only given a number.
@@ -140,7 +140,7 @@ class Contents:
         next_number = len(self._numbers)
         number = self._numbers.setdefault(id(value), next_number)
         if number < next_number:
-            self.say("again", number)
+            self.add_plain("again", number)
             return True
         self._keep.append(value)
         return False
@@ -155,7 +155,7 @@ class Contents:
         if kinds <= _ATOMS and not large:
             self._state.update(marshal.dumps(values if type(values) is tuple else list(values), 2))
             return
-        self.say("values", len(values))
+        self.add_plain("values", len(values))
         if not self._add_leaves(values):
             for value in values:
                 self.add(value)
@@ -168,7 +168,7 @@ class Contents:
         """
         if not values or id(values[0]) not in self._leaves or len(values) > self._left:
             return False
-        # Number the values as `again` would, so that the hash is the same on both paths.
+        # Number the values as `add_repeated` would, so that the hash is the same on both paths.
         numbers = {id(value): number for number, value in enumerate(values, len(self._numbers))}
         leaves = [self._leaves[key] for key in numbers if key in self._leaves]
         if len(leaves) < len(values) or not self._numbers.keys().isdisjoint(numbers):
@@ -187,8 +187,8 @@ class Contents:
 
     def unordered(self, values: Iterable[Any]) -> None:
         """Add values whose order does not matter."""
-        hashed_values = [(self._apart(value), value) for value in values]
-        self.say("unordered", len(hashed_values))
+        hashed_values = [(self._separate_hash(value), value) for value in values]
+        self.add_plain("unordered", len(hashed_values))
         # The order of the hashes is the same however the values were inserted.
         # Adding the values in this order numbers their objects, and so reveals shared ones.
         for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
@@ -209,7 +209,7 @@ class Contents:
 
     def hashed(self, nbytes: int, hash: str) -> None:
         """Add bytes by their known hash."""
-        self.say("memory", nbytes, hash)
+        self.add_plain("memory", nbytes, hash)
 
     def span(self, start: int, stop: int, owner: object) -> None:
         """Record where an object's elements lie, because shared memory is part of the contents."""
@@ -226,12 +226,13 @@ class Contents:
         finally:
             self._spans = spans
 
-    def take_apart(self, value: Any) -> None:
+    def add_parts(self, value: Any) -> None:
         """Add the parts that an object is pickled as."""
         reduced = self._reduce(value)
         if reduced is NotImplemented or isinstance(reduced, str):
             name = reduced if isinstance(reduced, str) else value.__qualname__
-            self.say("name", pickle.whichmodule(value, name), name)  # type: ignore[attr-defined]
+            module = pickle.whichmodule(value, name)  # type: ignore[attr-defined]
+            self.add_plain("name", module, name)
             return
         # The parts may exist in this tuple alone; once freed, their addresses would be reused.
         self._keep.append(reduced)
@@ -242,7 +243,7 @@ class Contents:
             # As if a cache were present: caches are not part of the contents.
             state = {}
         if isinstance(state, dict) and setter is None:
-            if not self.again(state):
+            if not self.add_repeated(state):
                 self.attributes(value, state)
         # The state of an instance with slots: a pair of its `__dict__`, or None, and the slots.
         elif (
@@ -262,7 +263,7 @@ class Contents:
         if pairs is not None:
             self.sequence(list(itertools.chain.from_iterable(pairs)))
 
-    def _apart(self, value: Any) -> str:
+    def _separate_hash(self, value: Any) -> str:
         """Return the hash of a value on its own."""
         other = Contents(self._reduce, self._form, self._hashes, self._leaves)
         # The limit of objects holds for the whole value; memory is compared only at the top.
@@ -277,7 +278,7 @@ class Contents:
         else:
             self._state.update(marshal.dumps(value, 2))
 
-    def _say_shared(self) -> None:
+    def _add_shared_memory(self) -> None:
         """Add which objects share memory, with their offsets in it."""
         if not overlap(self._spans or ()):
             return
@@ -290,7 +291,7 @@ class Contents:
                     sorted((span.owner, span.start - cluster[0].start) for span in cluster)
                 )
         for group in sorted(groups):
-            self.say("shared", *group)
+            self.add_plain("shared", *group)
 
 
 # -- Python's own types ----------------------------------------------------------------------------
@@ -353,19 +354,19 @@ def _set(contents: Contents, value: Any) -> None:
 
 
 def _list(contents: Contents, value: list[Any]) -> None:
-    contents.say("list")
+    contents.add_plain("list")
     contents.sequence(value)
 
 
 def _dict(contents: Contents, value: dict[Any, Any]) -> None:
-    contents.say("dict")
+    contents.add_plain("dict")
     # In the order of insertion, which code that iterates over the dict sees.
     contents.sequence(list(value))
     contents.sequence(list(value.values()))
 
 
 def _bytearray(contents: Contents, value: bytearray) -> None:
-    contents.say("bytearray")
+    contents.add_plain("bytearray")
     contents.memory(bytes(value))
 
 
@@ -375,14 +376,14 @@ def _buffer(contents: Contents, value: pickle.PickleBuffer) -> None:
 
 def _code(contents: Contents, code: types.CodeType) -> None:
     """Add what code does, but not its position in the source: editing comments changes nothing."""
-    contents.say(
+    contents.add_plain(
         code.co_argcount,
         code.co_posonlyargcount,
         code.co_kwonlyargcount,
         code.co_flags,
         code.co_code,
     )
-    contents.say(
+    contents.add_plain(
         code.co_names,
         code.co_varnames,
         code.co_freevars,
@@ -390,7 +391,7 @@ def _code(contents: Contents, code: types.CodeType) -> None:
         code.co_name,
         code.co_qualname,
     )
-    contents.say(code.co_exceptiontable)
+    contents.add_plain(code.co_exceptiontable)
     contents.sequence(code.co_consts)
 
 
@@ -400,9 +401,9 @@ def _function(contents: Contents, function: types.FunctionType) -> None:
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
             # Cell and contents count as added before, so that only their numbers are hashed.
-            if name in ("dispatch_cache", "cache_token") and not contents.again(cell):
-                contents.again(cell.cell_contents)
-    contents.take_apart(function)
+            if name in ("dispatch_cache", "cache_token") and not contents.add_repeated(cell):
+                contents.add_repeated(cell.cell_contents)
+    contents.add_parts(function)
 
 
 _PLAIN = _ATOMS | _NESTED

@@ -130,7 +130,7 @@ def _network(value: Any, _: _Budget) -> Description:
     return {"value": f"{sum(parameter.numel() for parameter in value.parameters()):,} parameters"}
 
 
-def _shaped(value: Any, _: _Budget) -> Description:
+def _array_like(value: Any, _: _Budget) -> Description:
     return {
         "value": " ".join(filter(None, (_shape(value.shape), str(getattr(value, "dtype", "")))))
     }
@@ -140,7 +140,7 @@ def _shape(shape: Any) -> str:
     return str(tuple(shape))
 
 
-def _is(module: str, name: str, value: object) -> bool:
+def _is_instance(module: str, name: str, value: object) -> bool:
     """Return True if a value is an instance of a class whose module may not be imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
@@ -156,11 +156,11 @@ _LOOKS: tuple[tuple[Callable[[object], bool], Callable[[Any, _Budget], Descripti
     (_of(str), _text),
     (_of(bytes, bytearray), _bytes),
     (_of(list, tuple, dict, set, frozenset), _container),
-    (functools.partial(_is, "numpy", "ndarray"), _array),
-    (functools.partial(_is, "torch", "Tensor"), _tensor),
-    (functools.partial(_is, "torch.nn", "Module"), _network),
-    (functools.partial(_is, "pandas", "DataFrame"), _shaped),
-    (functools.partial(_is, "pandas", "Series"), _shaped),
-    (functools.partial(_is, "jax", "Array"), _shaped),
+    (functools.partial(_is_instance, "numpy", "ndarray"), _array),
+    (functools.partial(_is_instance, "torch", "Tensor"), _tensor),
+    (functools.partial(_is_instance, "torch.nn", "Module"), _network),
+    (functools.partial(_is_instance, "pandas", "DataFrame"), _array_like),
+    (functools.partial(_is_instance, "pandas", "Series"), _array_like),
+    (functools.partial(_is_instance, "jax", "Array"), _array_like),
 )
 """Pairs of a predicate and the function that describes matching values; the first match is used."""

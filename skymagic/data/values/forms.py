@@ -60,16 +60,16 @@ def _array(contents: Contents, array: Any) -> None:
     dtype = array.dtype
     if type(array) is numpy.ndarray and 0 < array.nbytes < SMALL and dtype in plain_dtypes():
         contents.span(*bounds(array), array)
-        contents.say("small array", array.shape, dtype.str, array.tobytes())
+        contents.add_plain("small array", array.shape, dtype.str, array.tobytes())
         return
     if dtype.kind == "O":
-        contents.say("objects", array.shape)
+        contents.add_plain("objects", array.shape)
         contents.sequence(array.ravel().tolist())
         return
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
-        contents.take_apart(array)
+        contents.add_parts(array)
         return
-    contents.say("array", array.shape)
+    contents.add_plain("array", array.shape)
     contents.add(type(array))
     contents.add(
         dtype.str if dtype.names is None and dtype.metadata is None and dtype.kind != "V" else dtype
@@ -80,7 +80,9 @@ def _array(contents: Contents, array: Any) -> None:
     contents.span(start, stop, array)
     # Hashing each element of a broadcast array would read the same memory many times.
     if array.nbytes > _VIRTUAL * (stop - start):
-        contents.say("overlapping", array.strides, array.__array_interface__["data"][0] - start)
+        contents.add_plain(
+            "overlapping", array.strides, array.__array_interface__["data"][0] - start
+        )
         contents.memory(memory(start, stop).raw())
     elif array.flags.c_contiguous:
         contents.memory(memoryview(_bytes(array)))
@@ -119,11 +121,11 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     """Add a tensor's elements in C order, from any device, and the gradient and hooks of a leaf."""
     torch = sys.modules["torch"]
     if tensor.is_leaf and tensor.grad is not None:
-        contents.say("grad")
+        contents.add_plain("grad")
         contents.add(tensor.grad)
     has_hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
     if has_hooks and tensor.is_leaf and (registered := hooks.tensor_hooks(tensor)):
-        contents.say("hooks")
+        contents.add_plain("hooks")
         contents.add(registered)
     if tensor.is_leaf and is_plain(tensor) and 0 < tensor.nbytes < SMALL:
         _small_tensor(contents, tensor)
@@ -132,16 +134,16 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     plain = reduced[0] is torch._utils._rebuild_tensor_v2 and len(reduced) == 2
     # Other kinds of tensors, and metadata such as a conjugate bit, are left to torch.
     if not plain or any(reduced[1][6:]) or not tensor.numel():
-        contents.take_apart(tensor)
+        contents.add_parts(tensor)
         return
     size, stride, requires_grad = reduced[1][2:5]
-    contents.say("tensor", str(tensor.dtype), tuple(size), bool(requires_grad))
+    contents.add_plain("tensor", str(tensor.dtype), tuple(size), bool(requires_grad))
     data = tensor.detach()
     start = data.data_ptr()
     stop = start + extent_of(size, stride) * data.element_size()
     contents.span(start, stop, data)
     if data.device.type == "cpu" and data.nbytes > _VIRTUAL * (stop - start):
-        contents.say("overlapping", tuple(stride))
+        contents.add_plain("overlapping", tuple(stride))
         contents.memory(memory(start, stop).raw())
         return
     # Bound to a name, because `memory` does not keep the tensor alive.
@@ -163,7 +165,7 @@ def _small_tensor(contents: Contents, tensor: Any) -> None:
     facts = small_tensor(
         type(tensor).__name__, tensor.dtype, tuple(tensor.size()), tensor.requires_grad
     )
-    contents.say(*facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
+    contents.add_plain(*facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
 
 
 # -- pandas ----------------------------------------------------------------------------------------
@@ -172,12 +174,12 @@ def _small_tensor(contents: Contents, tensor: Any) -> None:
 def _frame(contents: Contents, frame: Any) -> None:
     """Add a frame by columns, independent of its internal blocks."""
     if type(frame).__module__.partition(".")[0] != "pandas":  # a subclass may hold more
-        contents.take_apart(frame)
+        contents.add_parts(frame)
         return
     contents.add(type(frame))
     contents.add(frame.index)
     contents.add(frame.attrs)
-    contents.say(frame.flags.allows_duplicate_labels)
+    contents.add_plain(frame.flags.allows_duplicate_labels)
     with contents.unshared():
         if frame.ndim == 1:
             contents.add(frame.name)
@@ -193,10 +195,10 @@ def _index(contents: Contents, index: Any) -> None:
     """Add an index by its labels, and by its frequency if that is known."""
     contents.add(type(index))
     contents.add(list(index.names))
-    contents.say(str(getattr(index, "freq", None)))
+    contents.add_plain(str(getattr(index, "freq", None)))
     with contents.unshared():
         if is_a(type(index), "pandas", "RangeIndex"):
-            contents.say(index.start, index.stop, index.step)
+            contents.add_plain(index.start, index.stop, index.step)
         elif is_a(type(index), "pandas", "MultiIndex"):
             contents.sequence(list(index.levels))
             contents.sequence([codes.tolist() for codes in index.codes])
@@ -214,7 +216,7 @@ def _extension(contents: Contents, array: Any) -> None:
 
 def _dtype(contents: Contents, dtype: Any) -> None:
     """Add a dtype by its name: everything else in it is a cache."""
-    contents.say(type(dtype).__qualname__, str(dtype))
+    contents.add_plain(type(dtype).__qualname__, str(dtype))
 
 
 _PANDAS = {
@@ -234,13 +236,13 @@ def _artist(contents: Contents, artist: Any) -> None:
     contents.add(type(artist))
     figure = getattr(artist, "figure", None)
     if figure is None:
-        contents.take_apart(artist)
+        contents.add_parts(artist)
     elif figure is not artist:
         # An artist is identified by its position among those of its type in the figure.
         same_type_artists = figure.findobj(
             lambda artist_of_type: type(artist_of_type) is type(artist)
         )
-        contents.say(
+        contents.add_plain(
             [other is artist for other in same_type_artists].index(True)
             if artist in same_type_artists
             else None
@@ -250,7 +252,7 @@ def _artist(contents: Contents, artist: Any) -> None:
         picture = io.BytesIO()
         # Raw pixels, without the metadata of a file format.
         artist.savefig(picture, format="rgba", dpi="figure")
-        contents.say("picture", *map(float, artist.bbox.size))
+        contents.add_plain("picture", *map(float, artist.bbox.size))
         contents.memory(picture.getvalue())
 
 

@@ -26,12 +26,12 @@ def tensor_hooks(tensor: Any) -> HooksByAttribute:
     hooks_by_attribute: HooksByAttribute = {}
     for name in _OF_TENSORS:
         hooks = getattr(tensor, name, None)
-        if hooks and (travelling := _travelling(hooks)):
+        if hooks and (travelling := _serializable_hooks(hooks)):
             hooks_by_attribute[name] = travelling
     return hooks_by_attribute
 
 
-def _travelling(hooks: Mapping[int, Any]) -> Mapping[int, Any]:
+def _serializable_hooks(hooks: Mapping[int, Any]) -> Mapping[int, Any]:
     """Return the same dict, or a copy without the hooks that are marked as unserializable."""
     if not any(hasattr(hook, "__torch_unserializable__") for hook in hooks.values()):
         return hooks
@@ -91,7 +91,7 @@ def _module(module: Any) -> Any:
     """Reduce a module with hooks or with computed parameters."""
     registered = _registered(module)
     computed = parametrized.computed_by_hooks(module)
-    own = parametrized.own_class(type(module))
+    own = parametrized.original_class(type(module))
     # Parametrized: use the original class, because the special one refuses to be pickled.
     if own is not type(module):
         function, args = _blank, (own,)
@@ -128,8 +128,8 @@ def fill_module(module: Any, parts: tuple[Any, bool, dict[str, object], int]) ->
     state, is_parametrized, computed, last = parts
     _set_state(module, state)
     if is_parametrized:
-        parametrized.parametrize_again(module)
-    parametrized.compute_again(module, computed)
+        parametrized.restore_parametrization(module)
+    parametrized.recompute(module, computed)
     reserve_ids((last,))
 
 

@@ -111,7 +111,7 @@ def kind_name(kind: type) -> str:
     )
 
 
-def made_by_python(name: str, value: object, cls: type) -> bool:
+def is_slot_or_cache(name: str, value: object, cls: type) -> bool:
     """Return True if a class has this member from its slots, or as a cache of an earlier lookup."""
     if isinstance(value, types.MemberDescriptorType):
         return value.__objclass__ is cls

@@ -1,9 +1,9 @@
 """torch modules with computed parameters: parametrizations, pruning, weight and spectral norm.
 
-`torch.nn.utils.parametrize` gives each such module its own class, which refuses to be pickled. Here
-the original class travels with the module's state, and the other side creates that special class
-again. The older functions (`weight_norm`, `spectral_norm`, `prune`) keep their last result as a
-plain attribute that is part of a computation. The other side computes it again, as their hook does
+`torch.nn.utils.parametrize` gives each such module its own class, which cannot be pickled. So the
+original class is sent with the module's state, and the receiver creates the special class again.
+The older functions (`weight_norm`, `spectral_norm`, `prune`) keep their last result as a plain
+attribute that belongs to an autograd graph. The receiver recomputes it, as the module's hook does
 before each forward pass.
 """
 
@@ -23,7 +23,7 @@ def is_parametrized(kind: type) -> bool:
     return own.startswith("_inject_new_class.<locals>")
 
 
-def own_class(kind: type) -> type:
+def original_class(kind: type) -> type:
     """Return the class that a module had before it was parametrized."""
     while is_parametrized(kind):
         kind = kind.__bases__[0]
@@ -72,12 +72,12 @@ def without_computed(state: dict[str, object], module: Any, computed: Iterable[s
         ]
 
 
-def compute_again(module: Any, computed: Mapping[str, object]) -> None:
+def recompute(module: Any, computed: Mapping[str, object]) -> None:
     """Recompute the attributes that hooks set."""
     torch = sys.modules["torch"]
     hook: Any
     for name, hook in computed.items():
-        # The result must be part of a computation even if the caller disabled gradients.
+        # The result must be in an autograd graph even if the caller disabled gradients.
         with torch.enable_grad():
             if hasattr(hook, "apply_mask"):
                 value = hook.apply_mask(module)
@@ -89,7 +89,7 @@ def compute_again(module: Any, computed: Mapping[str, object]) -> None:
         setattr(module, name, value)
 
 
-def parametrize_again(module: Any) -> None:
+def restore_parametrization(module: Any) -> None:
     """Give a module with parametrizations in its state the class that computes its parameters."""
     import torch.nn.utils.parametrize as parametrize
 

@@ -1,10 +1,10 @@
 """The result of pickling, the fast path for plain values, and numbered objects in a pickle.
 
 A `Pickled` holds the stream in pieces without a copy, its buffers, and facts collected on the way.
-Most values in a notebook are numbers, strings, and lists and dicts of them: `plainly` is the fast
-path for values that Python can pickle alone. Pickler and unpickler number the objects they create
-in the same order. So the number of an object on this side identifies its copy on the other side,
-for as long as the value is pickled in the same way.
+Most values in a notebook are numbers, strings, and lists and dicts of them: `pickle_plain` is the
+fast path for values that Python can pickle alone. Pickler and unpickler number the objects they
+create in the same order. So the number of an object on this side identifies its copy on the other
+side, for as long as the value is pickled in the same way.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def plainly(value: object) -> Pickled | None:
+def pickle_plain(value: object) -> Pickled | None:
     """Pickle a value of built-in types, or return None if it holds anything else."""
     if type(value) not in _PLAIN:
         return None
@@ -285,7 +285,7 @@ def is_flat(value: object) -> bool:
 def plain_memo(value: object) -> dict[int, tuple[int, object]]:
     """Return number and object by identity for the parts of a plain value.
 
-    The numbers are those in the pickle from `plainly`.
+    The numbers are those in the pickle from `pickle_plain`.
     """
     pickler = _local.pickler or PlainPickler()
     _local.pickler = None  # in use
@@ -374,7 +374,7 @@ def linkable(kind: type) -> bool:
     return changeable(kind) or issubclass(kind, types.FunctionType)
 
 
-def travels(function: types.FunctionType) -> bool:
+def travels_by_value(function: types.FunctionType) -> bool:
     """Return True if a function travels on its own, not by name or with its class."""
     name = function.__qualname__
     return "<locals>" in name or ("." not in name and function.__module__ in (None, "__main__"))

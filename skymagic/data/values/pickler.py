@@ -28,7 +28,7 @@ from skymagic.data.values import (
     worlds,
 )
 from skymagic.data.values.exceptions import reduce_exception
-from skymagic.data.values.kinds import changeable, is_a, made_by_python
+from skymagic.data.values.kinds import changeable, is_a, is_slot_or_cache
 from skymagic.data.values.memory import Layout, Tracker
 from skymagic.data.values.pickled import MANY, Buffers, Pickled, PickleLinks, StreamPieces
 from skymagic.data.values.reducers import recognise
@@ -93,7 +93,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             steady=self.steady,
         )
 
-    def found_marks(self, value: object) -> frozenset[int]:
+    def mutable_identities(self, value: object) -> frozenset[int]:
         """Return the identities of the mutable objects in the pickled value.
 
         Computed on demand: values that stay where they are never need it.
@@ -161,7 +161,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = single(obj)
             if reduced is NotImplemented:
                 return NotImplemented if copied is None else copied(pickler, obj)
-            return pickler._named(reduced, obj)
+            return pickler._reduce_to_name(reduced, obj)
 
         return reduce_single
 
@@ -198,7 +198,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             # The wrapper belongs to a process group; only the user's own module travels.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
-            return lambda pickler, obj: pickler._sharded(sharded(obj, pickler.parts), obj)
+            return lambda pickler, obj: pickler._reduce_sharded(sharded(obj, pickler.parts), obj)
         # Rebuilding may run the class's own code, so the order of rebuilding matters.
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
@@ -208,18 +208,20 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if special is not None:
             return lambda pickler, obj: pickler._part(special(obj), obj)
         if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
-            return ValuePickler._compiled
+            return ValuePickler._reduce_compiled
         if is_a(kind, "numpy", "dtype"):
             return ValuePickler._dtype
         if is_a(kind, "pandas", "NDFrame"):
             return ValuePickler._frame
         if hooks.reducer_for(kind) is not None:
-            return ValuePickler._hooked
+            return ValuePickler._reduce_by_hook
         if reducers.may_be_sentinel(kind):
             return ValuePickler._single
         if not changeable(kind):
             return None
-        return ValuePickler._own_reduction if self._reduces_itself(kind) else ValuePickler._instance
+        return (
+            ValuePickler._reduce_by_class if self._reduces_itself(kind) else ValuePickler._instance
+        )
 
     def _reduces_itself(self, kind: type) -> bool:
         """Return True if the object's own class defines how it is reduced."""
@@ -230,17 +232,17 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             for method in ("__reduce_ex__", "__reduce__")
         )
 
-    def _sharded(self, reduced: Any, obj: Any) -> Any:
+    def _reduce_sharded(self, reduced: Any, obj: Any) -> Any:
         if reduced is NotImplemented and hooks.reducer_for(type(obj)) is not None:
-            return self._hooked(obj)
+            return self._reduce_by_hook(obj)
         return self._part(reduced, obj)
 
-    def _hooked(self, obj: Any) -> Any:
+    def _reduce_by_hook(self, obj: Any) -> Any:
         reduce = hooks.reducer_for(type(obj))
         reduced = NotImplemented if reduce is None else reduce(obj)
         return self._instance(obj) if reduced is NotImplemented else self._part(reduced, obj)
 
-    def _compiled(self, function: Any) -> Any:
+    def _reduce_compiled(self, function: Any) -> Any:
         """Reduce a function of an extension module, which pickles by name.
 
         Its module is recorded, because a dispatch table may depend on another package.
@@ -248,15 +250,15 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._refer(getattr(function, "__module__", None))
         return self._instance(function) if changeable(type(function)) else NotImplemented
 
-    def _own_reduction(self, obj: Any) -> Any:
+    def _reduce_by_class(self, obj: Any) -> Any:
         """Reduce an object as its class does: to a singleton's name (`pandas.NA`) or to parts."""
         reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(reduced, str):
-            return self._named(reduced, obj)
+            return self._reduce_to_name(reduced, obj)
         self.marks.add(id(obj))
         return reduced
 
-    def _named(self, reduced: Any, obj: Any) -> Any:
+    def _reduce_to_name(self, reduced: Any, obj: Any) -> Any:
         """Record that an object travels as a name that the rank resolves to its own object.
 
         Two values that refer to it therefore share nothing that has to travel together.
@@ -288,7 +290,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = reducers.reduce_sentinel(obj)
         if reduced is NotImplemented:
             return self._instance(obj) if changeable(type(obj)) else NotImplemented
-        return self._named(reduced, obj) if reduced[0] is getattr else reduced
+        return self._reduce_to_name(reduced, obj) if reduced[0] is getattr else reduced
 
     def _part(self, reduced: Any, obj: Any) -> Any:
         self.active = True
@@ -343,7 +345,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._annotated(cls)
         _, args, (members, slots), *_ = reduced
         members = {
-            name: value for name, value in members.items() if not made_by_python(name, value, cls)
+            name: value for name, value in members.items() if not is_slot_or_cache(name, value, cls)
         }
         if "__annotate_func__" in vars(cls):
             # cloudpickle leaves it out, because its closure holds the namespace of the class.
@@ -426,7 +428,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = singletons.reduce_replacement(value)
         if reduced is not NotImplemented:
             self._refer(reduced[1][0])
-            return self._named(reduced, value)
+            return self._reduce_to_name(reduced, value)
         reduce = self._plain_reducer(type(value))
         return NotImplemented if reduce is None else reduce(self, value)
 
@@ -452,7 +454,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             {name: value for name, value in options.items() if value is not None},
         )
 
-    def _cached(self, function: Any) -> Any:
+    def _reduce_cached(self, function: Any) -> Any:
         module = sys.modules.get(function.__module__)
         inner = function.__wrapped__
         if getattr(inner, "__globals__", None) is not self.namespace and module is not None:
@@ -513,7 +515,7 @@ _REDUCERS: dict[type, Callable[[ValuePickler, Any], Any]] = {
     types.FunctionType: ValuePickler._function,
     types.ModuleType: ValuePickler._module,
     enum.property: lambda pickler, prop: enums.reduce_property(prop),
-    functools._lru_cache_wrapper: ValuePickler._cached,
+    functools._lru_cache_wrapper: ValuePickler._reduce_cached,
 }
 
 

@@ -38,12 +38,12 @@ from skymagic.data.values.pickled import (
     is_flat,
     linkable,
     linkable_kinds,
+    pickle_plain,
     plain_memo,
-    plainly,
-    travels,
+    travels_by_value,
 )
 from skymagic.data.values.pickler import ValuePickler, pickler_for
-from skymagic.data.values.rebuild import here
+from skymagic.data.values.rebuild import current_context
 from skymagic.data.values.shards import REFUSED, Shards
 
 _PAUSES = threading.Lock()
@@ -59,11 +59,11 @@ def to_processes(*, same_files: bool) -> Iterator[None]:
     Args:
         same_files: True if they do.
     """
-    before, here.same_files = here.same_files, same_files
+    before, current_context.same_files = current_context.same_files, same_files
     try:
         yield
     finally:
-        here.same_files = before
+        current_context.same_files = before
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def dumps(
     if value is namespace:
         value = _NamespacePlaceholder()
     # Not with links: a list in the value may be one that the other side already has.
-    plain = plainly(value) if links is None else None
+    plain = pickle_plain(value) if links is None else None
     if plain is not None:
         return plain
     first_pass = pickler_for(namespace, folder, links, None, between_ranks)
@@ -135,7 +135,7 @@ def dumps(
     return second_pass.result(value)
 
 
-def together(pickles: Sequence[Pickled]) -> list[list[int]]:
+def group_by_shared_objects(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Group pickles whose values share an object or memory, by index.
 
     The values of a group must be pickled as one to keep sharing it.
@@ -165,10 +165,10 @@ def loads(
     # Buffers that come directly from a `Pickled` may still be on a device.
     on_host = [buffer.read() if isinstance(buffer, DeviceBytes) else buffer for buffer in buffers]
     # Restored at the end, because calls may be nested.
-    before, here.namespace = here.namespace, namespace
-    lent, here.lent = here.lent, []
-    weak, here.weak = here.weak, []
-    here.class_hash = _class_hash
+    before, current_context.namespace = current_context.namespace, namespace
+    lent, current_context.lent = current_context.lent, []
+    weak, current_context.weak = current_context.weak, []
+    current_context.class_hash = _class_hash
     try:
         # Objects in very large pickles have no numbers; see `LISTED`.
         if sum(map(len, header)) > LISTED:
@@ -178,16 +178,16 @@ def loads(
         else:
             value = _load(header, on_host, links, memo)
         # Everything is rebuilt now, so members that only these lists refer to are orphans.
-        if here.weak:
+        if current_context.weak:
             rebuild.hold(numbered=memo is not None)
         return value
     finally:
-        here.weak = weak
-        for name, value in here.lent:
+        current_context.weak = weak
+        for name, value in current_context.lent:
             # Unless the code that was run meanwhile has bound the name to something else.
             if namespace.get(name) is value:
                 del namespace[name]
-        here.namespace, here.lent = before, lent
+        current_context.namespace, current_context.lent = before, lent
 
 
 def _load(
@@ -240,7 +240,7 @@ def reducer(namespace: Namespace) -> Callable[[Any], Any]:
 def _class_hash(cls: type, state: object) -> str | None:
     """Return the hash of the members received for a class, or None."""
     contents = Contents(reducer(rebuild.namespace()), form_for, lambda memory: None)
-    contents.again(cls)  # methods refer to the class: ignore what it contains locally
+    contents.add_repeated(cls)  # methods refer to the class: ignore what it contains locally
     try:
         return contents.of(state)
     except Exception:  # raised by the members' own code
@@ -272,7 +272,7 @@ def numbers(pickled: Pickled) -> dict[int, int]:
         if (
             type(obj) in kinds
             and key not in private
-            and (type(obj) not in functions or travels(cast(types.FunctionType, obj)))
+            and (type(obj) not in functions or travels_by_value(cast(types.FunctionType, obj)))
         ):
             numbers_by_id.setdefault(key, number)
     return numbers_by_id
@@ -317,7 +317,11 @@ def marks(pickled: Pickled) -> frozenset[int]:
     if pickled.marks is not None:
         return pickled.marks
     pickler = _pickler(pickled)
-    return containers_in(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
+    return (
+        containers_in(pickled.keep)
+        if pickler is None
+        else pickler.mutable_identities(pickled.keep[1])
+    )
 
 
 def storages(pickled: Pickled) -> dict[int, MemoryRegion]:

@@ -40,16 +40,16 @@ class RebuildContext(threading.local):
     """Callback that hashes the members received for a class, or returns None if it cannot."""
 
 
-here = RebuildContext()
+current_context = RebuildContext()
 
 
 def namespace() -> Namespace:
     """Return the global names of this side."""
-    if here.namespace is None:
+    if current_context.namespace is None:
         raise RuntimeError(
             "a function of a notebook is rebuilt by skymagic.data.values.pickling.loads only"
         )
-    return here.namespace
+    return current_context.namespace
 
 
 def module(name: str) -> types.ModuleType:
@@ -159,7 +159,7 @@ def lent(name: str, value: Any) -> None:
     """Bind a name temporarily for code that rebuilds other values, unless it is bound already."""
     if name not in namespace():
         namespace()[name] = value
-        here.lent = [*here.lent, (name, value)]
+        current_context.lent = [*current_context.lent, (name, value)]
 
 
 def accompanied(*values: Any) -> Any:
@@ -184,7 +184,7 @@ def function(
     """Create a function without its state, with the globals of a module or of the notebook."""
     space = namespace() if module_path is None else vars(module(module_path))
     if module_path is None:
-        here.function_made(code)
+        current_context.function_made(code)
     return types.FunctionType(code, space, name, None, closure)
 
 
@@ -232,10 +232,14 @@ def _import(space: Namespace, sources: dict[str, tuple[str, str]]) -> None:
 
     A package that is missing here raises only when the function is called.
     """
-    for name, (where, what) in sources.items():
+    for name, (module_name, attribute_name) in sources.items():
         if name not in space:
             with suppress(Exception):
-                space[name] = attribute(where, what) if what else module(where)
+                space[name] = (
+                    attribute(module_name, attribute_name)
+                    if attribute_name
+                    else module(module_name)
+                )
 
 
 def fill_function(function: types.FunctionType, state: dict[str, object]) -> None:
@@ -318,7 +322,10 @@ def fill_class(cls: type, state: Any, setter: Callable[[Any, Any], object] | Non
     changes to a received class stay until the defining process changes it.
     """
     if cls in _arrived:
-        previous, current = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
+        previous, current = (
+            _arrived[cls],
+            Arrived(frozenset(state[0]), current_context.class_hash(cls, state)),
+        )
         # Unchanged in the defining process since it last arrived: keep local changes.
         if previous.contents is not None and previous == current:
             return
@@ -390,8 +397,8 @@ def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
     The members are kept alive until the whole value is rebuilt.
     """
     collection = kind(contents)
-    here.weak = [
-        *here.weak,
+    current_context.weak = [
+        *current_context.weak,
         (
             collection,
             list(collection.values() if kind is weakref.WeakValueDictionary else collection),
@@ -411,7 +418,7 @@ def hold(numbered: bool) -> None:
     """
     # The reference count of an object that nothing but its list refers to.
     unshared_count = _references([object()])[0] + numbered
-    for collection, members in here.weak:
+    for collection, members in current_context.weak:
         orphans = [
             member
             for member, count in zip(members, _references(members), strict=True)

@@ -222,8 +222,10 @@ _SENTINEL = re.compile(
     "sentinel|missing|undefined|unset|nothing|not_?given|no_?value|no_?default", re.IGNORECASE
 )
 """Matches names of classes whose instances stand for "no value"."""
-_places: weakref.WeakKeyDictionary[type, tuple[int, dict[int, tuple[types.ModuleType, str]]]]
-_places = weakref.WeakKeyDictionary()
+_global_instances: weakref.WeakKeyDictionary[
+    type, tuple[int, dict[int, tuple[types.ModuleType, str]]]
+]
+_global_instances = weakref.WeakKeyDictionary()
 """Per class: the number of loaded modules, and its instances with the global names they have."""
 
 
@@ -254,7 +256,7 @@ def reduce_sentinel(value: Any) -> Any:
     if getattr(value, "__dict__", None) and not _SENTINEL.search(kind.__name__):
         return NotImplemented
     module: types.ModuleType | None
-    module, name = _named(kind).get(id(value), (None, ""))
+    module, name = _named_instances(kind).get(id(value), (None, ""))
     if module is None or vars(module).get(name) is not value:
         return NotImplemented
     # Raises for locks and other C types with contents that cannot be read.
@@ -264,12 +266,12 @@ def reduce_sentinel(value: Any) -> Any:
     return (getattr, (module, name)) if not state or texts else reduced
 
 
-def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
+def _named_instances(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
     """Return a type's instances that are global names in modules of its package.
 
     For `object` itself, search all modules.
     """
-    count, names_by_id = _places.get(kind, (0, {}))
+    count, names_by_id = _global_instances.get(kind, (0, {}))
     # Valid until another module is imported.
     if count == len(sys.modules):
         return names_by_id
@@ -287,7 +289,7 @@ def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
         for name, value in list(vars(module).items()):
             if type(value) is kind:
                 names_by_id.setdefault(id(value), (module, name))
-    _places[kind] = len(sys.modules), names_by_id
+    _global_instances[kind] = len(sys.modules), names_by_id
     return names_by_id
 
 
@@ -358,18 +360,18 @@ def _facts(cls: type) -> Iterator[str]:
     yield f"{cls.__module__} {cls.__qualname__} {type(cls).__qualname__}"
     yield from (f"base {base.__module__} {base.__qualname__}" for base in cls.__bases__)
     for name, value in sorted(vars(cls).items()):
-        yield f"{name} {_described(value)}"
+        yield f"{name} {_description(value)}"
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     if isinstance(value, enum.Enum):
-        return _described(value._value_)
+        return _description(value._value_)
     if isinstance(value, FIXED_TYPES):
         return repr(value)
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):
-        return " ".join(_described(part) for part in (value.fget, value.fset, value.fdel))
+        return " ".join(_description(part) for part in (value.fget, value.fset, value.fdel))
     if isinstance(value, types.FunctionType):
         return _code(value.__code__)
     # Only its type: a `repr` may contain an address, which differs between ranks.

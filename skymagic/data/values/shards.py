@@ -175,13 +175,15 @@ def gathered_shards(
         return
     searched = values.items() if sys.modules.keys() & set(MODULES) else ()
     searches = {
-        name: shards for name, value in searched if (shards := _searched(value, search)) is not None
+        name: shards
+        for name, value in searched
+        if (shards := _search_if_sharded(value, search)) is not None
     }
     # A single rank without shards needs no agreement with others.
     if not searches and len(info.participants()) == 1:
         yield REFUSED
         return
-    matching, problems = _agreed(searches)
+    matching, problems = _match_across_ranks(searches)
     gathered = GatheredShards(problems=problems)
     # The parameters stay whole until the caller, inside this context, has pickled the values.
     with contextlib.ExitStack() as stack:
@@ -204,7 +206,7 @@ def gathered_shards(
         yield gathered
 
 
-def _searched(value: object, search: Callable[[object, Search], object]) -> Search | None:
+def _search_if_sharded(value: object, search: Callable[[object, Search], object]) -> Search | None:
     """Return the shards in a value, or None if it has none."""
     shards = Search()
     with contextlib.suppress(Exception):  # errors are reported when the value is pickled for real
@@ -212,7 +214,7 @@ def _searched(value: object, search: Callable[[object, Search], object]) -> Sear
     return shards if shards.tensors or shards.wrappers else None
 
 
-def _agreed(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
+def _match_across_ranks(searches: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     """Compare the shards with those of the other ranks; the result is the same on all ranks.
 
     Returns:

@@ -57,7 +57,7 @@ def check_for(kind: type) -> Callable[[Any], bool] | None:
     return None
 
 
-def knows_world(value: object) -> bool:
+def holds_rank(value: object) -> bool:
     """Return True if an object holds the rank and world size of the process that created it."""
     check = check_for(type(value))
     return check is not None and check(value)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from skymagic.files.transfer.folders import Folders, LinkInTheWay
-from skymagic.files.transfer.listing import FILE, FOLDER, Entry, error_text, unsafe
+from skymagic.files.transfer.listing import FILE, FOLDER, Entry, error_text, refuse_unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces
 from skymagic.wire.files import CompareReply, Top
 from skymagic.wire.processes import boot_id
@@ -29,7 +29,7 @@ class FolderComparison:
 
     def __init__(self, base: str, entries: Sequence[Entry]) -> None:
         self.base, self.entries = base, list(entries)
-        self.unsafe = unsafe(
+        self.unsafe = refuse_unsafe(
             self.entries
         )  # A sentence for each entry that would leave the base folder
         self._folders = Folders(base)
@@ -54,7 +54,7 @@ class FolderComparison:
         if reply.problems:
             return reply
         if origin == boot_id():
-            reply.problems.extend(self._onto_itself(tops, contents))
+            reply.problems.extend(self._refuse_copy_onto_itself(tops, contents))
         if os.path.lexists(self.base) and not os.path.isdir(self.base):
             reply.problems.append(f"{self.base} is a file, and no folder")
         if reply.problems:
@@ -68,7 +68,7 @@ class FolderComparison:
         reply.problems[:] = [*dict.fromkeys(reply.problems), *self._unwritable(reply)]
         resumable = 0 if reply.problems else self._look_for_pieces(reply, stopped)
         self._folders.close()
-        reply.problems.extend(self._no_room(reply, sizes, resumable))
+        reply.problems.extend(self._space_problem(reply, sizes, resumable))
         return reply
 
     def _look_for_pieces(self, reply: CompareReply, stopped: Callable[[], bool]) -> int:
@@ -88,7 +88,7 @@ class FolderComparison:
                 reply.present.append((number, text))
         return resumable
 
-    def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
+    def _refuse_copy_onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = (
             {self.base}
             if contents
@@ -148,7 +148,9 @@ class FolderComparison:
             if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK)
         ]
 
-    def _no_room(self, reply: CompareReply, sizes: dict[int, int], free_bytes: int) -> list[str]:
+    def _space_problem(
+        self, reply: CompareReply, sizes: dict[int, int], free_bytes: int
+    ) -> list[str]:
         """Return a message if there is not enough room, else nothing.
 
         A new file is kept next to the old one until it is whole.
@@ -171,7 +173,7 @@ class FolderComparison:
 
 
 def os_error_text(path: str, problem: OSError) -> str:
-    """Describe an OSError in words, with the link if one is in the way."""
+    """Return the message of an OSError, and name the link that caused it, if any."""
     if isinstance(problem, LinkInTheWay):
         return str(problem)
     return f"{path}: it is a link" if problem.errno == errno.ELOOP else error_text(path, problem)

@@ -1,7 +1,7 @@
 """A source as a list of entries: a file, a folder with its contents, or only the contents.
 
-Entries are plain values, with paths below a base; `unsafe` finds those that must not be trusted.
-Links that lead out of the source are skipped unless requested.
+Entries are plain values, with paths below a base; `refuse_unsafe` finds those that must not be
+trusted. Links that lead out of the source are skipped unless requested.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
     return [replace(entry, path="/".join([name, *entry.path.split("/")[1:]])) for entry in entries]
 
 
-def unsafe(entries: Sequence[Entry]) -> list[str]:
+def refuse_unsafe(entries: Sequence[Entry]) -> list[str]:
     """Return a refusal for each entry that would leave the base folder, or is otherwise invalid.
 
     A link may contain ``..`` only at its start: then it stays inside even if other such links are
@@ -306,7 +306,7 @@ class Walk:
                     if not dir_entry.name.startswith(OWN_PREFIX) and not self._skip(
                         below, dir_entry.is_dir()
                     ):
-                        self._one(
+                        self._visit(
                             dir_entry,
                             os.path.join(path, dir_entry.name),
                             below,
@@ -318,7 +318,7 @@ class Walk:
         finally:
             self._above.pop()
 
-    def _one(
+    def _visit(
         self, entry: os.DirEntry[str], path: str, name: str, region: str, within: Within
     ) -> None:
         is_link = entry.is_symlink()
@@ -360,7 +360,7 @@ def _mode(state: os.stat_result) -> int:
 
 
 def error_text(path: str, problem: OSError) -> str:
-    """Describe an OSError in words."""
+    """Return a readable message for an OSError."""
     texts = {
         FileNotFoundError: "no such file or folder",
         PermissionError: "no permission",

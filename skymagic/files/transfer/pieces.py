@@ -115,7 +115,7 @@ class PresentPieces:
             raise OSError(0, "the partial copy changed in the meantime; copy it again")
         return data
 
-    def lies(self, number: int, name: str, offset: int) -> bool:
+    def is_at(self, number: int, name: str, offset: int) -> bool:
         """Return True if a piece is in the file of this name, at this offset."""
         file_name, _, start = self._places[number]
         return (file_name, start) == (name, offset)

@@ -25,7 +25,7 @@ from skymagic.files.transfer.folders import (
     new_name,
     rename,
 )
-from skymagic.files.transfer.listing import FOLDER, LINK, Entry, unsafe
+from skymagic.files.transfer.listing import FOLDER, LINK, Entry, refuse_unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces, lock, part_name
 from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
@@ -57,13 +57,13 @@ class PartFile:
         # before the lock is taken
         present = PresentPieces(folders, entry.path) if entry.size >= LARGE else None
         self._name = part_name(entry.path)
-        self._descriptor = self._resumed()
+        self._descriptor = self._open_or_resume()
         if self._descriptor < 0:
             self._name = new_name()
             self._descriptor = os.open(self._name, NEW_FILE, 0o600, dir_fd=self._folder)
         self._present = present
 
-    def _resumed(self) -> int:
+    def _open_or_resume(self) -> int:
         """Open the part left of the file, or a new one.
 
         Return -1 if another process writes or owns it.
@@ -103,22 +103,22 @@ class PartFile:
         self._rest -= len(data)
         if self._rest < 0:
             raise ValueError("more bytes of a file than were announced")
-        if isinstance(message, FilePiece) and self._lies_here(message.number):
+        if isinstance(message, FilePiece) and self._is_at(message.number):
             os.lseek(self._descriptor, len(data), os.SEEK_CUR)
         else:
             write_all(self._descriptor, data)
 
-    def _lies_here(self, number: int) -> bool:
+    def _is_at(self, number: int) -> bool:
         """Return True if a piece is at its final offset in the file that is overwritten."""
         assert self._present is not None
-        return self._present.lies(number, self._name, self._written())
+        return self._present.is_at(number, self._name, self._position())
 
-    def _written(self) -> int:
+    def _position(self) -> int:
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def finish(self, mtime: int, modes: int) -> None:
         """Complete the file: set its time, its mode as masked by `modes`, and its name."""
-        os.ftruncate(self._descriptor, self._written())
+        os.ftruncate(self._descriptor, self._position())
         _touch(self._descriptor, replace(self._entry, mtime=mtime), modes)
         rename(self._folder, self._name, self._goal)
         self._name = ""
@@ -358,7 +358,7 @@ def _record(folders: Folders) -> list[Entry]:
             entries = [Entry(*plain) for plain in json.load(file)]
     except (OSError, ValueError, TypeError):
         return []
-    return [] if unsafe(entries) else entries
+    return [] if refuse_unsafe(entries) else entries
 
 
 def write_record(folders: Folders, entries: Sequence[Entry]) -> None:

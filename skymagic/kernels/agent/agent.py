@@ -86,7 +86,7 @@ class Agent:
             {"pool": spec.pool, "node": spec.node},
         )
         debug_log.set_level(spec.log_level)
-        self._loop = EventLoop(self._survive)
+        self._loop = EventLoop(self._report_error)
         self._uplink = Uplink(self._loop, link_out, wire.window(spec.nodes), self._link_lost)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
@@ -118,7 +118,7 @@ class Agent:
         self._ending: SignalledEnd | None = None
         # by node: the latest notice of its end
         self._interrupted: dict[int, wire.InterruptionNotice] = {}
-        self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
+        self._lasting_messages: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
         """Messages that every notebook needs to know about this node, by type."""
         self._stop_at: float | None = None
         self._linked = True
@@ -160,7 +160,7 @@ class Agent:
             def told() -> list[wire.AgentMessage]:
                 return [
                     message
-                    for message in self._told.values()
+                    for message in self._lasting_messages.values()
                     if isinstance(message, wire.AgentStarted)
                 ]
 
@@ -237,12 +237,12 @@ class Agent:
                     self._send(wire.PoolEnded(f"ended {reason}"))
                     self._stop()
         except BaseException as problem:
-            self.last_words(problem)
+            self.report_end(problem)
             raise
         finally:
             self.close()
 
-    def last_words(self, problem: BaseException) -> None:
+    def report_end(self, problem: BaseException) -> None:
         """Report why the agent ends.
 
         The report goes over the link and to the original standard error, because the agent's log is
@@ -278,7 +278,7 @@ class Agent:
             return
         # kept for a notebook that takes over
         if isinstance(message, wire.AgentStarted | wire.InterruptionNotice):
-            self._told[type(message)] = message
+            self._lasting_messages[type(message)] = message
         self._uplink.send(message)
 
     def _link_lost(self) -> None:
@@ -311,12 +311,12 @@ class Agent:
             try:
                 self._on_message(message)
             except Exception as problem:
-                self._survive(problem, type(message).__name__)
+                self._report_error(problem, type(message).__name__)
                 if isinstance(message, wire.RankRequest):
                     for number in message.ranks:
                         self._send(wire.RankReply(number, message.number, None))
 
-    def _survive(self, problem: Exception, what: str = "an event") -> None:
+    def _report_error(self, problem: Exception, what: str = "an event") -> None:
         """Log and report an error of one message or event, and keep serving the others."""
         logger.warning("error ignored, the agent continues: in=%s", what, exc_info=problem)
         traceback.print_exception(problem)
@@ -331,7 +331,7 @@ class Agent:
         match message:
             case wire.Spawn():
                 try:
-                    self._gpus.take(uuid for spec in message.ranks for uuid in spec.gpus)
+                    self._gpus.claim(uuid for spec in message.ranks for uuid in spec.gpus)
                 except PoolError as conflict:
                     logger.warning("ranks not started: %s", conflict)
                     self._send(wire.AgentFailed(str(conflict)))
@@ -381,7 +381,7 @@ class Agent:
                 self._audience.attach()
             case wire.NotebookReplaced():
                 logger.info("another notebook has taken over")
-                self._replaced()
+                self._brief_new_notebook()
             case wire.Follow():
                 logger.debug("notebook follows the output of a run: ranks=%s", message.ranks)
                 self._ranks.follow(message)
@@ -422,15 +422,15 @@ class Agent:
             for rank in self._ranks.running.values():
                 rank.send(message)
 
-    def _replaced(self) -> None:
+    def _brief_new_notebook(self) -> None:
         """Send another notebook, which has taken over, all that it must know."""
         self._uplink.restart()
         self._lifetime.returned()
         for run in self._lifetime.elsewhere():
             self._lifetime.end(run, time.monotonic())  # the new notebook reports what runs
-        for message in self._told.values():
+        for message in self._lasting_messages.values():
             self._send(message)
-        self._audience.tell()
+        self._audience.brief_new_notebook()
 
     def _probe(self, message: wire.ProbeAddresses) -> None:
         def result(routes: dict[str, str]) -> None:
@@ -458,10 +458,10 @@ class Agent:
         self._ranks.forkserver.close()
         forkserver.end_all()  # in case the forkserver was killed
         if self._linked:
-            self._tell_logs()
+            self._send_log_ends()
         self.directories.remove()
 
-    def _tell_logs(self) -> None:
+    def _send_log_ends(self) -> None:
         """Send the ends of the logs, as long as the notebook reads them.
 
         It can show them when the logs are gone.
@@ -472,7 +472,7 @@ class Agent:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit on open files as far as the system allows.
+    """Raise the limit on open files to the maximum that the system allows.
 
     Each rank needs some in the agent, and child processes inherit the limit.
     """
@@ -507,7 +507,7 @@ def main(record: str | None = None) -> None:
     try:
         agent.start()
     except BaseException as problem:
-        agent.last_words(problem)
+        agent.report_end(problem)
         agent.directories.remove()
         raise
     agent.run()

@@ -74,12 +74,12 @@ class Directories:
 
 def sweep() -> None:
     """Delete the folders of agents that were killed, which no process locks."""
-    for path in _abandoned():
+    for path in _abandoned_folders():
         logger.info("folder of a killed agent is removed: path=%s", path)
         store.remove(path)
 
 
-def _abandoned() -> Iterator[Path]:
+def _abandoned_folders() -> Iterator[Path]:
     for parent in {SHM, Path(tempfile.gettempdir())}:
         with contextlib.suppress(OSError):
             for entry in os.scandir(parent):
@@ -94,7 +94,7 @@ def _is_abandoned(path: Path) -> bool:
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return False
-        # other users can write to /tmp too: do not follow a link that one of them has put there
+        # other users can write to /tmp too: do not follow their links
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False

@@ -117,7 +117,7 @@ class SignalledEnd:
         )
         self._before = self._hooks()
         self.due = time.monotonic() + HOOK_SECONDS
-        self._notify(f"{signal.Signals(self._number).name} has come", time.time() + KILL_SECONDS)
+        self._notify(f"{signal.Signals(self._number).name} received", time.time() + KILL_SECONDS)
 
     def end_if_over(self, now: float) -> None:
         """Raise SystemExit once all hooks have run, or at the deadline."""

@@ -171,7 +171,7 @@ class Forks:
         ident = spec.env["SKYMAGIC_IDENT"]
         # while the descriptors are open: it looks up which pipes they are
         owner = Owner(pid, ident, fds)
-        self._orphans.forked(owner)
+        self._orphans.record_fork(owner)
         # copies here would hide the end of the rank from the agent, which reads its pipes
         for fd in fds:
             os.close(fd)
@@ -183,7 +183,7 @@ class Forks:
         with contextlib.suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0]:
                 ended.append(child)
-        ranks = [(pid, status) for pid, status in ended if self._orphans.exited(pid)]
+        ranks = [(pid, status) for pid, status in ended if self._orphans.record_exit(pid)]
         if ended or self._orphans.look_again is not None:
             self._orphans.end()
         for pid, status in ranks:
@@ -283,7 +283,7 @@ def end_all() -> None:
                 time.sleep(TRACKER_POLL)
                 os.waitpid(-1, os.WNOHANG)
             else:
-                # what is left asks to be kept, or belongs to another user
+                # the remaining processes asked to be kept, or belong to another user
                 return
 
 
@@ -314,11 +314,11 @@ class Orphans:
         self.look_again: float | None = None
         """Seconds after which `end` must be called again in any case; None if it need not be."""
 
-    def forked(self, owner: Owner) -> None:
+    def record_fork(self, owner: Owner) -> None:
         """Record that a rank was started."""
         self._owners.append(owner)
 
-    def exited(self, pid: int) -> bool:
+    def record_exit(self, pid: int) -> bool:
         """Record that a child was reaped; return True if it was a rank."""
         owner = next((rank for rank in self._owners if rank.lives and rank.pid == pid), None)
         if owner is None:
@@ -338,7 +338,7 @@ class Orphans:
         """
         ranks = {rank.pid for rank in self._owners if rank.lives}
         adopted = [pid for pid in children() if pid not in ranks]
-        owned = [pid for pid in adopted if self._owned(pid)]
+        owned = [pid for pid in adopted if self._belongs_to_rank(pid)]
         abandoned, now = set(adopted).difference(owned), time.monotonic()
         trackers = (
             set(filter(is_tracker, abandoned)) if now < self._ended + TRACKER_SECONDS else set()
@@ -352,7 +352,7 @@ class Orphans:
             LOOK_AGAIN if trackers or fresh and not all(map(environment, owned)) else None
         )
 
-    def _owned(self, pid: int) -> bool:
+    def _belongs_to_rank(self, pid: int) -> bool:
         """Return True if a process belongs to a live rank."""
         owner = self._owner(pid)
         if owner is not None:

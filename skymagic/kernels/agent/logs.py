@@ -67,7 +67,7 @@ class Spans:
         """
         return (0, None) if run == WHOLE_LOG else self._spans.get(run)
 
-    def listed(self) -> tuple[tuple[int, int], ...]:
+    def known_runs(self) -> tuple[tuple[int, int], ...]:
         """Return the known runs, each with its cell's number, the oldest first."""
         return tuple((run, self._cells[run]) for run in self._spans)
 
@@ -312,7 +312,7 @@ class RankLogs:
         """
         path, spans = str(self.path(message.rank)), self.spans(message.rank)
         if message.runs:
-            self._send(wire.LoggedRuns(message.rank, message.number, spans.listed()))
+            self._send(wire.LoggedRuns(message.rank, message.number, spans.known_runs()))
             return
         if message.run:
             piece = output_of_run(path, spans.find(message.run), message.start)

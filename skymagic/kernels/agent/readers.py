@@ -137,7 +137,7 @@ class RankAudience:
         for rank in self._ranks.running.values():
             rank.output.screen.attach()
 
-    def tell(self) -> None:
+    def brief_new_notebook(self) -> None:
         """Send another notebook the ranks' states and the lasting rendezvous values."""
         self._ranks.away = False
         # the earlier notebook's requests (asker 0) to follow logs
@@ -177,11 +177,11 @@ class NodeReader:
             slow = self._queued > MAX_QUEUED
         if slow:
             logger.warning("reader is too slow and is disconnected: reader=%s", self.number)
-            self.shut()
+            self.close()
         else:
             self._queue.put(data)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """End the connection; the loop then forgets it. Twice is safe."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -257,7 +257,7 @@ class NodeReaders:
         self._loop.unwatch(reader.sock)
         self._readers.pop(reader.number, None)
         self._ranks.logs.forget(reader.number)
-        reader.shut()
+        reader.close()
         reader.sock.close()
 
     def _serve(self, reader: NodeReader, message: wire.AgentMessage) -> None:

@@ -31,9 +31,9 @@ from skymagic.wire import agent as wire
 
 logger = logging.getLogger(__name__)
 
-RSS = 21
+RSS_FIELD = 21
 """Index in /proc/PID/stat, counted from the state field, which follows the name."""
-OLDEST = 10.0
+MAX_AGE = 10.0
 """Maximum age in seconds of a reported GPU measurement.
 
 A GPU may fall off its bus; a driver may hang or be unloaded.
@@ -50,16 +50,18 @@ class Measurements:
     def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.Measurement:
         """Return the time, this node's memory, and the usage of each running rank."""
         devices = message.devices
-        gpus = self._asked({device for rank_devices in devices.values() for device in rank_devices})
+        gpus = self._latest_gpu_use(
+            {device for rank_devices in devices.values() for device in rank_devices}
+        )
         ranks = {}
         for rank in message.ranks:
             if (use := process_use(pids[rank]) if rank in pids else None) is not None:
-                gpu = of_devices(devices.get(rank, ()), gpus)
+                gpu = combined_gpu_use(devices.get(rank, ()), gpus)
                 ranks[rank] = wire.RankUsage(use[0], use[1], tuple(gpu))
         memory = min((limit for limit, _ in usage.memory_limits()), default=0)
         return wire.Measurement(message.ranks[0], message.number, time.monotonic(), memory, ranks)
 
-    def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
+    def _latest_gpu_use(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
         """Return the latest measurements of GPUs, and request new ones."""
         if not (devices := set(devices)):
             return {}
@@ -78,10 +80,10 @@ def process_use(pid: int) -> tuple[float, int] | None:
         fields = status(pid)
     except OSError:
         return None
-    return processor_seconds(fields), int(fields[RSS]) * PAGE
+    return processor_seconds(fields), int(fields[RSS_FIELD]) * PAGE
 
 
-def of_devices(
+def combined_gpu_use(
     devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]
 ) -> list[float]:
     """Combine a rank's GPUs into one: mean utilization, sums of memory."""
@@ -106,7 +108,7 @@ class GpuClaims:
         self._label = f"{job_id}/{pool}"[:50]
         self._sockets: dict[str, list[socket.socket]] = {}
 
-    def take(self, uuids: Iterable[str]) -> None:
+    def claim(self, uuids: Iterable[str]) -> None:
         """Claim further GPUs. Raises PoolError if another pool has claimed one of them."""
         for uuid in dict.fromkeys(uuids):
             if uuid in self._sockets or sys.platform != "linux":
@@ -137,12 +139,12 @@ class Gpus:
     """Thread that queries NVML on request."""
 
     def __init__(self) -> None:
-        self._wanted: set[str] = set()
-        self._found: tuple[dict[str, tuple[float, float, float]], float] = {}, -math.inf
+        self._devices: set[str] = set()
+        self._latest: tuple[dict[str, tuple[float, float, float]], float] = {}, -math.inf
         """Latest results and their time; replaced as one object, because another thread reads it.
         """
-        self._asked = threading.Event()
-        self._over = False
+        self._requested = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="skymagic-gpus", daemon=True)
         if importlib.util.find_spec("pynvml") is not None:  # nvidia-ml-py's module
             self._thread.start()
@@ -152,35 +154,35 @@ class Gpus:
 
         Devices that no longer answer are omitted.
         """
-        self._wanted.update(devices)
-        self._asked.set()
-        latest, at = self._found
-        return latest if time.monotonic() - at < OLDEST else {}
+        self._devices.update(devices)
+        self._requested.set()
+        latest, at = self._latest
+        return latest if time.monotonic() - at < MAX_AGE else {}
 
     def close(self) -> None:
         """End the thread once the driver has answered; twice is safe."""
-        self._over = True
-        self._asked.set()
+        self._closed = True
+        self._requested.set()
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # without a driver there are no results
             pynvml = importlib.import_module("pynvml")
             pynvml.nvmlInit()
-            while self._asked.wait() and not self._over:
+            while self._requested.wait() and not self._closed:
                 # before the measurement: a request that arrives during it gets another one
-                self._asked.clear()
+                self._requested.clear()
                 measured = {
                     device: values
-                    for device in sorted(self._wanted)
+                    for device in sorted(self._devices)
                     if (values := _measure_gpu(pynvml, device))
                 }
-                self._found = measured, time.monotonic()
+                self._latest = measured, time.monotonic()
 
 
 def _measure_gpu(nvml: Any, device: str) -> tuple[float, float, float] | None:
     """Measure one GPU, given by its UUID or by its index on this machine.
 
-    Returns None if it does not answer, as partitions of a GPU do not.
+    Returns None if it does not answer. Partitions of a GPU never do.
     """
     try:
         by_number = device.isdigit()
@@ -201,7 +203,7 @@ def _measure_gpu(nvml: Any, device: str) -> tuple[float, float, float] | None:
 
 MIB = 1 << 20
 IN_USE_BYTES = 256 * MIB
-"""Bytes in use above which a GPU is taken to be in use; a driver alone uses less."""
+"""A GPU with more bytes in use than this counts as in use; a driver alone uses less."""
 
 
 def oom_kills() -> int:

@@ -45,7 +45,7 @@ HELD = "--held"
 def main(arguments: list[str]) -> int:
     """Attach to the daemon; a first connection starts it."""
     if arguments[0] == HELD:
-        return _held(*arguments[1:])
+        return _become_daemon(*arguments[1:])
     if arguments[0] == READERS_ONLY:
         return _read(*arguments[1:])
     name, *command = arguments
@@ -110,7 +110,7 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
     return directory.connect()
 
 
-def _held(path: str, *command: str) -> int:
+def _become_daemon(path: str, *command: str) -> int:
     """Become the daemon of a run directory."""
     secret = read_line(0).decode().strip()
     directory = RunDirectory(path)

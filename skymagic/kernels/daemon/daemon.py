@@ -233,7 +233,7 @@ class Daemon:
         orphaned = self.deadline is not None and self.deadline <= now
         acknowledged_or_away = not self.loop.attached or self.acknowledge_by <= now
         return (
-            self.session.settled
+            self.session.all_acknowledged
             or orphaned
             or (not self.wait_for_notebook and acknowledged_or_away)
         )

@@ -206,7 +206,7 @@ def _run_job(folder: Path, order: ExecuteNotebook) -> None:
     threading.Thread(target=_watch_pool, args=(folder, pool_ended), daemon=True).start()
     _write_state(folder, "running")
     try:
-        status, problem = _executed(folder, order)
+        status, problem = _execute(folder, order)
     except Exception as failure:
         status, problem = "lost", f"{type(failure).__name__}: {failure}"
     # first, because `_watch_pool` stops the job in the same way as a user
@@ -218,7 +218,7 @@ def _run_job(folder: Path, order: ExecuteNotebook) -> None:
     shutil.rmtree(private, ignore_errors=True)
 
 
-def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
+def _execute(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
     """Execute the notebook with papermill, installing it if needed; return status and problem."""
     try:
         import papermill

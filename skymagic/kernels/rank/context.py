@@ -222,9 +222,9 @@ class AgentControl:
             if not data:
                 end_without_agent()
             for message in decoder.feed(data):
-                self._obey(message)
+                self._on_message(message)
 
-    def _obey(self, message: wire.AgentMessage) -> None:
+    def _on_message(self, message: wire.AgentMessage) -> None:
         match message:
             case wire.Request():
                 logger.debug("request arrives: request=%s run=%s", message.request, message.run)
@@ -330,13 +330,13 @@ class Hooks:
                 counts[f"{plugin.name} groups"] = -1
         return counts
 
-    def joined(self) -> bool:
+    def are_intact(self) -> bool:
         """Return True if each plugin's setup is intact; the user may have destroyed a group."""
         try:
             return all(plugin.joined() for plugin in self.plugins)
         except Exception:  # a plugin that fails here is set up again
             return False
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the plugins' contexts; twice is safe."""
         self._stack.close()

@@ -88,7 +88,7 @@ class RankLoop:
         serving = self._loop.create_task(self._serve())
         self._loop.run_forever()
         logger.info("rank stops and runs its plugins' teardown: idle=%s", not serving.done())
-        context.current().hooks.leave()
+        context.current().hooks.close()
 
     async def _serve(self) -> None:
         if not self._enter():
@@ -102,9 +102,9 @@ class RankLoop:
         kernel, rank = self._kernel, context.current()
         rank.control.procedures.update(
             release=kernel.release,
-            interrupt=kernel.interrupts.again,
+            interrupt=kernel.interrupts.repeat,
             leaving=kernel.interrupts.will_return,
-            waits=kernel.interrupts.waits,
+            waits=kernel.interrupts.blocked_frames,
             joining=kernel.interrupts.joining,
             stacks=lambda: gpu.with_collective(stacks.of_main_thread(kernel)),
             variables=lambda: descriptions.described(
@@ -234,7 +234,7 @@ class StderrWriter(io.BufferedIOBase):
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._pipe = os.dup(1)
-        self._places = [(fd, _place(fd)) for fd in (2, self._pipe)]
+        self._places = [(fd, _file_identity(fd)) for fd in (2, self._pipe)]
 
     def writable(self) -> bool:
         """Return True: the stream always accepts text."""
@@ -250,7 +250,7 @@ class StderrWriter(io.BufferedIOBase):
         for piece in (
             data[start : start + MAX_TEXT_BYTES] for start in range(0, len(data), MAX_TEXT_BYTES)
         ):
-            if any(_place(fd) != place for fd, place in self._places):
+            if any(_file_identity(fd) != place for fd, place in self._places):
                 os.write(2, piece)
             else:
                 # flush an incomplete line of standard output first
@@ -269,7 +269,7 @@ def open_streams() -> None:
     )
 
 
-def _place(fd: int) -> tuple[int, int] | None:
+def _file_identity(fd: int) -> tuple[int, int] | None:
     """Return the device and inode of a descriptor, or None if it is closed."""
     try:
         info = os.fstat(fd)

@@ -1,6 +1,7 @@
 """This rank's GPU as torch uses it: errors are attributed to cells, and failed cells free memory.
 
-This module never imports torch and never initializes CUDA: it only looks at what a cell has done.
+This module never imports torch and never initializes CUDA: it only inspects state that a cell has
+created.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def explain_cuda_error(problem: BaseException | None, variables: Mapping[str, An
         return ""
     if isinstance(problem, torch.OutOfMemoryError):
         with contextlib.suppress(Exception):
-            return _whose_memory(cuda, variables)
+            return _memory_owners(cuda, variables)
         return ""
     return LOST if is_device_lost(problem) else ""
 
@@ -113,14 +114,14 @@ def _is_cuda_error(torch: Any, problem: BaseException | None) -> bool:
     )
 
 
-def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
+def _memory_owners(cuda: Any, variables: Mapping[str, Any]) -> str:
     free, total = cuda.mem_get_info()
     tensors, reserved = cuda.memory_allocated(), cuda.memory_reserved()
-    others = max(total - free - reserved, 0)
+    other_bytes = max(total - free - reserved, 0)
     text = (
         f"of this GPU's {_gb(total)}, this rank's tensors have {_gb(tensors)}, "
         f"torch keeps {_gb(reserved - tensors)} for more, "
-        f"other processes and CUDA itself have {_gb(others)}, {_gb(free)} are free"
+        f"other processes and CUDA itself have {_gb(other_bytes)}, {_gb(free)} are free"
     )
     sizes = {
         name: size

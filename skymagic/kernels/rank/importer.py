@@ -56,7 +56,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             # tracebacks show the lines that run, even if the node's own file differs
             lines = source.source.splitlines(keepends=True)
             linecache.cache[source.origin] = (len(source.source), None, lines, source.origin)
-        for name in self._stale():
+        for name in self._modules_to_reload():
             self._reload(sys.modules[name])
 
     def remove(self) -> None:
@@ -116,7 +116,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def is_package(self, fullname: str) -> bool:
         return self._sources[fullname].package
 
-    def _stale(self) -> list[str]:
+    def _modules_to_reload(self) -> list[str]:
         """Return the loaded modules to execute again, each after the modules that it imports."""
         loaded = {name for name in self._sources if name in sys.modules}
         stale = {name for name in loaded if self._executed.get(name) != self._sources[name].hash}

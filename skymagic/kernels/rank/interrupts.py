@@ -49,11 +49,11 @@ class Interrupts:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self.allowed = False  # whether an interrupt may be raised now, because a cell runs
-        self.fallen = False  # whether one was raised in this order's cell
-        self.falls = 0  # how many were raised in cells of this rank
+        self.was_raised = False  # whether one was raised in this order's cell
+        self.raised_count = 0  # how many were raised in cells of this rank
         self.stopped_at: tuple[StackFrame, ...] = ()  # the places where it was raised
         self.awaited: asyncio.Task[Any] | None = None  # the running cell, if it awaits something
-        self._heard = self._repeated = self._resent = False
+        self._was_handled = self._repeated = self._resent = False
         """Whether Python has handled an interrupt of this order, whether it was repeated because
         the main thread waited, and whether it was repeated at all.
         """
@@ -62,7 +62,7 @@ class Interrupts:
 
     def begin(self) -> None:
         """Reset the state for the next order."""
-        self.fallen = self._heard = self._repeated = self._resent = False
+        self.was_raised = self._was_handled = self._repeated = self._resent = False
         self.stopped_at = ()
         self._order_count += 1
 
@@ -75,20 +75,20 @@ class Interrupts:
             logger.debug("interrupt is postponed, because a module is being imported")
             count = self._order_count
             threading.Timer(
-                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()
+                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.repeat()
             ).start()
             return
-        self._heard = True
+        self._was_handled = True
         if not self.allowed:
             return
-        if self._resent and self.fallen and self.unwinding():
+        if self._resent and self.was_raised and self.is_unwinding():
             # The first interrupt arrived after the control thread had looked for it, and before
             # it repeated the interrupt: a checkpoint in `finally` must not be cut short by that.
             logger.debug("repeated interrupt is dropped: the cell cleans up")
             return
         logger.info("interrupt reaches the cell")
-        self.fallen = True
-        self.falls += 1
+        self.was_raised = True
+        self.raised_count += 1
         try:
             # if a collective has failed meanwhile, because another rank was released first, the
             # place is that collective, not torch's report of its failure
@@ -97,22 +97,24 @@ class Interrupts:
             frames = []
         awaited = self.awaited
         if awaited is None or any(frame.cell is not None for frame in frames):
-            self.stopped_at = self.stopped_at or stacks.telling_frames(frames)
+            self.stopped_at = self.stopped_at or stacks.most_telling_frames(frames)
             raise KeyboardInterrupt
         # in the event loop, which a KeyboardInterrupt would end: the cell awaits something
-        self.stopped_at = self.stopped_at or stacks.telling_frames(
+        self.stopped_at = self.stopped_at or stacks.most_telling_frames(
             stacks.of_task(self._kernel, awaited)
         )
         awaited.get_loop().call_soon_threadsafe(awaited.cancel)
 
     # -- called on the control thread --------------------------------------------------------------
 
-    def unwinding(self) -> bool:
+    def is_unwinding(self) -> bool:
         """Return True if the cell is over, or handles an exception."""
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        cancelled = self.awaited is not None and self.fallen  # its `finally` blocks may await too
+        cancelled = (
+            self.awaited is not None and self.was_raised
+        )  # its `finally` blocks may await too
         return not self.allowed or cancelled or isinstance(problem, BaseException)
 
     def will_return(self) -> bool | str:
@@ -121,35 +123,39 @@ class Interrupts:
         The result is `ON_GPU` if it will probably do so as soon as kernels on its GPU end: waiting
         for a GPU spins in native code, which no interrupt ends and which looks like a calculation.
         """
-        if self.unwinding() or importing(stacks.main_frame()):
+        if self.is_unwinding() or importing(stacks.main_frame()):
             return True
         return ON_GPU if gpu.in_use() else False
 
-    def waits(self) -> tuple[StackFrame, ...]:
+    def blocked_frames(self) -> tuple[StackFrame, ...]:
         """Return the place where the main thread blocks in native code after an interrupt, else ().
 
         A rank that has handled it runs the user's Python code, which may be cleaning up; one with
         its own signal handler is left alone.
         """
-        if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.on_sigint:
+        if (
+            self._was_handled
+            or not self.allowed
+            or signal.getsignal(signal.SIGINT) != self.on_sigint
+        ):
             return ()
-        if importing(stacks.main_frame()) or not self._sleeps_through():
+        if importing(stacks.main_frame()) or not self._is_blocked():
             return ()
-        return stacks.telling_frames(stacks.of_main_thread(self._kernel).frames)
+        return stacks.most_telling_frames(stacks.of_main_thread(self._kernel).frames)
 
-    def _sleeps_through(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Return True if the main thread is blocked in a native call that no signal ends."""
-        if not waits_in_native_code() or self._heard:
+        if not waits_in_native_code() or self._was_handled:
             return False
         main = threading.main_thread().ident
         if not self._repeated and main is not None:
             # the interrupt may have arrived after the interpreter's last check and before the call
             # blocked: a second one ends such a call
             self._repeated = True
-            _, switches = scheduled()
+            _, switches = scheduling_state()
             self._resend(main)
             await_sleep(switches)
-            return waits_in_native_code() and not self._heard
+            return waits_in_native_code() and not self._was_handled
         return True
 
     def joining(self) -> Joining:
@@ -160,10 +166,10 @@ class Interrupts:
         )
         return Joining(rendezvous.is_waiting(), in_cell)
 
-    def again(self) -> bool:
+    def repeat(self) -> bool:
         """Interrupt the cell once more, unless it is cleaning up after the first interrupt."""
         main = threading.main_thread().ident
-        if main is None or self.unwinding():
+        if main is None or self.is_unwinding():
             logger.debug("interrupt is not repeated: the cell is over or cleans up")
             return False
         logger.info("interrupt is repeated")
@@ -231,7 +237,7 @@ class MainThreadSample:
         switches: how often it has gone to sleep so far; None without /proc.
     """
 
-    place: tuple[int, int]
+    position: tuple[int, int]
     cpu: float
     asleep: bool
     switches: int | None
@@ -242,13 +248,13 @@ def sample() -> MainThreadSample | None:
     main, frame = threading.main_thread().ident, stacks.main_frame()
     if main is None or frame is None:
         return None
-    state, switches = scheduled()
+    state, switches = scheduling_state()
     return MainThreadSample(
         (id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches
     )
 
 
-def scheduled() -> tuple[str, int | None]:
+def scheduling_state() -> tuple[str, int | None]:
     """Return the main thread's state in the kernel, and how often it has gone to sleep.
 
     Without /proc it counts as sleeping, and the number is None.
@@ -272,7 +278,7 @@ def await_sleep(switches: int | None) -> None:
     """
     end = time.monotonic() + SAMPLE_INTERVAL
     while time.monotonic() < end:
-        state, now = scheduled()
+        state, now = scheduling_state()
         if state in WAITING_STATES and now != switches:
             return
         time.sleep(WAKE_INTERVAL)
@@ -298,7 +304,7 @@ def waits_in_native_code() -> bool:
         if (
             first is None
             or last is None
-            or first.place != last.place
+            or first.position != last.position
             or not (first.asleep and last.asleep)
         ):
             return False

@@ -135,7 +135,7 @@ class RankKernel(IPythonKernel):
             self._context.info.rank,
             self._context.info.node,
         )
-        self.shell.compile.compiled = self._namespace.reads.compiled
+        self.shell.compile.compiled = self._namespace.reads.add_compiled
         self._stdio = Stdio()
         self._flusher = Flusher()
         self._result: Any = None
@@ -216,7 +216,7 @@ class RankKernel(IPythonKernel):
         usage.begin(self._context.info.node)
         try:
             with (
-                runtime.taking_part(order.ranks, order.run),
+                runtime.participation(order.ranks, order.run),
                 self._context.hooks.around_run(),
                 self._flusher,
             ):
@@ -236,7 +236,7 @@ class RankKernel(IPythonKernel):
             order.run,
             "ok" if outcome.failure is None else "error",
             outcome.failure and outcome.failure.ename,
-            self.interrupts.fallen,
+            self.interrupts.was_raised,
         )
         silence.end_all()  # in case the cell left a silenced block open
         self._stdio.restore()
@@ -298,12 +298,12 @@ class RankKernel(IPythonKernel):
             tracebacks.clear_frames(self._post_mortem.problem)
             self._post_mortem = None
             gpu.free_memory()
-        self.shell.displayhook.bound = ()
+        self.shell.displayhook.bound_outputs = ()
         try:
             # for the names of these cells in tracebacks
             self.shell.compile._filename_map.update(order.manifest.cells)
             self._namespace.bind(order.manifest)
-            self.shell.displayhook.know_shown(order.manifest.shown)
+            self.shell.displayhook.bind_shown_values(order.manifest.shown)
             bound = True
             source = self.shell.user_ns.pop(SOURCE_NAME, source)
             logger.debug("variables are bound: run=%s", order.run)
@@ -316,9 +316,9 @@ class RankKernel(IPythonKernel):
         return replace(
             outcome,
             bound=bound,
-            changes=self._namespace.changes(self.shell.displayhook.bound),
-            joined=self._context.hooks.joined(),
-            interrupted=outcome.interrupted or self.interrupts.fallen,
+            changes=self._namespace.changes(self.shell.displayhook.bound_outputs),
+            joined=self._context.hooks.are_intact(),
+            interrupted=outcome.interrupted or self.interrupts.was_raised,
             stopped_at=self.interrupts.stopped_at,
             collectives=self._context.hooks.sequence(),
         )
@@ -356,7 +356,7 @@ class RankKernel(IPythonKernel):
             packed_profile = self._pack_profile(order, profile)
             # a rank stopped because of another one has no error of interest; its frames may hold
             # the broken group
-            stopped = self._context.freed or self.interrupts.fallen
+            stopped = self._context.freed or self.interrupts.was_raised
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
@@ -400,7 +400,7 @@ class RankKernel(IPythonKernel):
         while_binding: bool = False,
     ) -> Outcome:
         message, packed = tracebacks.message(problem), None
-        if tracebacks.too_long(message):
+        if tracebacks.is_too_long(message):
             log_whole(self._context.log, ename or type(problem).__name__, message)
         elif problem is not None and not while_binding:
             packed = self._namespace.pack_exception(problem)
@@ -415,7 +415,7 @@ class RankKernel(IPythonKernel):
             cause_timeout=getattr(problem, "cause_timeout", 0.0),
         )
         # an error after an interrupt is a consequence of it
-        interrupted = self.interrupts.fallen or isinstance(
+        interrupted = self.interrupts.was_raised or isinstance(
             problem, (KeyboardInterrupt, asyncio.CancelledError)
         )
         return Outcome(failure=failure, interrupted=interrupted)

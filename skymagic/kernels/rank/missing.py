@@ -14,7 +14,7 @@ from typing import Any
 from skymagic.kernels.rank import tracebacks
 from skymagic.wire.outcome import MissingFiles
 
-_READERS = {"globals", "vars", "locals", "user_ns"}
+_NAMESPACE_READERS = {"globals", "vars", "locals", "user_ns"}
 """Names in code that looks up a global name by a string."""
 _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
 _NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[\w.]*' on <module '__main__'")
@@ -54,19 +54,19 @@ def _looked_up_name(problem: BaseException, variables: dict[str, Any]) -> str:
         return match[1] if match else ""
     if isinstance(problem, KeyError):
         key = problem.args[0] if problem.args else None
-        by_string = not _READERS.isdisjoint(own[-1].f_code.co_names)
+        by_string = not _NAMESPACE_READERS.isdisjoint(own[-1].f_code.co_names)
         return key if isinstance(key, str) and by_string else ""
     if isinstance(problem, AttributeError) and problem.obj is sys.modules.get("__main__"):
         return problem.name or ""
     return ""
 
 
-_SAYS_MISSING = re.compile(
+_MEANS_MISSING = re.compile(
     r"no such file|not found|not exist|(?:cannot|can't|could not|unable to) (?:find|open|locate)",
     re.I,
 )
-_SAYS_FILE = re.compile(r"file|path|folder|director", re.I)
-_WORDS = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`=]+)")
+_MENTIONS_FILE = re.compile(r"file|path|folder|director", re.I)
+_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`=]+)")
 _PUNCTUATION = ".,:;()[]<>`"
 _MAX_TEXT = 4000
 """Maximum number of characters of a message that are searched for a path."""
@@ -105,8 +105,8 @@ def _paths(problem: BaseException) -> Iterator[str]:
                 yield path
                 yield os.path.dirname(path)  # the folder of a file to be written
     text = tracebacks.message(problem)[:_MAX_TEXT]
-    if _SAYS_MISSING.search(text) and _SAYS_FILE.search(f"{type(problem).__name__} {text}"):
-        for match in _WORDS.finditer(text):
+    if _MEANS_MISSING.search(text) and _MENTIONS_FILE.search(f"{type(problem).__name__} {text}"):
+        for match in _WORD.finditer(text):
             word = next(filter(None, match.groups()))
             yield from filter(None, {word, word.rstrip(_PUNCTUATION).lstrip("([<`")})
 

@@ -76,7 +76,7 @@ class RankNamespace:
         self.held = ObjectTable()
         self.reads = CodeReads(variables)
         # functions that are rebuilt from sent values count as code of this rank
-        rebuild.here.function_made = self.reads.add
+        rebuild.current_context.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
         self._before = NameSnapshot()
         """The names at the start of the cell."""
@@ -209,9 +209,9 @@ class RankNamespace:
             try:
                 pickles[name] = pickling.dumps(value, self.variables, parts=parts)
             except Exception as problem:
-                refs[name] = PackedValue(error=_words(name, value, problem, parts))
+                refs[name] = PackedValue(error=_pickling_problem(name, value, problem, parts))
         names = list(pickles)
-        for group in pickling.together(list(pickles.values())):
+        for group in pickling.group_by_shared_objects(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles, parts))
         return {name: replace(ref, type=type_name(values[name])) for name, ref in refs.items()}
 
@@ -393,7 +393,7 @@ class RankNamespace:
         return PackedValue(header, buffers, file, self.node, pickled.nbytes)
 
 
-def _words(name: str, value: object, problem: Exception, parts: Shards) -> str:
+def _pickling_problem(name: str, value: object, problem: Exception, parts: Shards) -> str:
     """Explain why a value cannot be pickled; our own refusals are complete sentences."""
     if isinstance(parts, shards.GatheredShards) and name in parts.problems:
         return parts.problems[name]

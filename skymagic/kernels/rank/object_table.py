@@ -131,7 +131,7 @@ class ObjectTable:
                 }
             )
             memo.update({-1 - index: value for index, value in enumerate(values.values())})
-            self._tables[bundle.table] = self._listed(bundle.table, memo, set(values))
+            self._tables[bundle.table] = self._build_table(bundle.table, memo, set(values))
         self._forget_unused()
 
     def settle(self) -> None:
@@ -162,7 +162,7 @@ class ObjectTable:
                 lost.append((number, index))
         return tuple(unlinked), tuple(lost)
 
-    def _listed(self, number: int, memo: dict[int, object], users: set[str]) -> _Table:
+    def _build_table(self, number: int, memo: dict[int, object], users: set[str]) -> _Table:
         table = _Table(users=users)
         kinds_of = list(map(type, memo.values()))
         kinds = linkable_kinds(kinds_of)
@@ -239,7 +239,7 @@ class CodeReads:
         self._codes: dict[int, tuple[weakref.ref[types.CodeType], str, frozenset[str]]] = {}
         self._report: tuple[str, dict[str, tuple[str, ...]]] | None = None
 
-    def compiled(self, code: object) -> None:
+    def add_compiled(self, code: object) -> None:
         """Add the functions and classes inside a compiled cell."""
         for inner in getattr(code, "co_consts", ()):
             if isinstance(inner, types.CodeType):
@@ -259,7 +259,7 @@ class CodeReads:
                 names,
             )
             self._report = None
-            self.compiled(code)
+            self.add_compiled(code)
 
     def bound(self, values: Iterable[object]) -> None:
         """Add functions among newly bound values, which may come from ``exec`` or ``%run``."""
@@ -298,10 +298,10 @@ def _functions(value: object) -> Iterator[types.FunctionType]:
             for member in vars(value).values():
                 if not issubclass(type(member), type):
                     yield from _functions(member)
-        value = _wrapped(value)
+        value = _unwrap(value)
 
 
-def _wrapped(value: object) -> object:
+def _unwrap(value: object) -> object:
     """Return the object that a value wraps, without running the user's code.
 
     ``getattr`` would import lazily loaded attributes of a module.

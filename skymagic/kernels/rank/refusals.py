@@ -81,17 +81,17 @@ def refusal(
 ) -> Callable[..., NoReturn]:
     """Return a function that refuses."""
 
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise kind(reason.format(what=what))
 
-    return refused
+    return refuse
 
 
 def refuse_launchers() -> None:
     """Refuse functions that would launch training processes, and suggest an alternative."""
     when_imported(
         "accelerate.launchers",
-        functools.partial(_refuse_launcher, name="notebook_launcher", many=_several),
+        functools.partial(_refuse_launcher, name="notebook_launcher", many=_multi_process_launcher),
     )
     when_imported(
         "accelerate.launchers",
@@ -109,7 +109,7 @@ def refuse_launchers() -> None:
     )
     when_imported(
         "torch.multiprocessing.spawn",
-        functools.partial(_refuse_launcher, name="start_processes", many=_fresh),
+        functools.partial(_refuse_launcher, name="start_processes", many=_new_interpreter_launcher),
     )
 
 
@@ -119,7 +119,7 @@ def _refuse_launcher(
     """Refuse calls of a module's launcher.
 
     Args:
-        many: returns from the arguments the name of what it would launch, "" for a call to let
+        many: returns the name of the launcher from its arguments, or "" for a call to let
             through.
     """
     launch = getattr(module, name)
@@ -148,7 +148,7 @@ def _refuse_launcher(
             setattr(holder, name, checked)
 
 
-def _several(arguments: dict[str, Any]) -> str:
+def _multi_process_launcher(arguments: dict[str, Any]) -> str:
     """Return the launcher's name, or "" if it would only call the function.
 
     ``notebook_launcher(train, args, 1)`` does that.
@@ -156,7 +156,7 @@ def _several(arguments: dict[str, Any]) -> str:
     return "" if arguments["num_processes"] == 1 else "notebook_launcher()"
 
 
-def _fresh(arguments: dict[str, Any]) -> str:
+def _new_interpreter_launcher(arguments: dict[str, Any]) -> str:
     """Return the launcher's name if it would start a new interpreter for a function of a cell.
 
     A new interpreter does not know the notebook's definitions; a forked process does.

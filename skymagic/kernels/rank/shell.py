@@ -27,7 +27,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult
 from traitlets import Type
 
-from skymagic.data.capture.names import LAST_SHOWN
+from skymagic.data.capture.names import OUTPUT_NAMES
 from skymagic.data.capture.numbering import number_cells, numbers_by_file
 from skymagic.kernels.rank import gpu, ipython7, refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
@@ -60,7 +60,7 @@ class RankDisplayHook(DisplayHook):
     """Display hook that publishes a result, and keeps it as the cell's value, even after ``;``."""
 
     value: Any = None
-    bound: tuple[str, ...] = ()
+    bound_outputs: tuple[str, ...] = ()
     """Names bound to values that the cell has shown, including ``_``."""
     cell = ""
     topic = None
@@ -74,9 +74,9 @@ class RankDisplayHook(DisplayHook):
         """Bind ``_`` and the like, unless a cell has bound them itself."""
         super().update_user_ns(result)
         if self.shell.user_ns.get("_") is result:
-            self.bound = LAST_SHOWN
+            self.bound_outputs = OUTPUT_NAMES
 
-    def know_shown(self, names: Iterable[str]) -> None:
+    def bind_shown_values(self, names: Iterable[str]) -> None:
         """Set names such as ``_`` to values that the notebook's plain cells have shown.
 
         Values shown later on the rank shift them.
@@ -227,13 +227,13 @@ class RankShell(ZMQInteractiveShell):
 
     def system(self, cmd: str) -> None:
         """Run a shell command (``!cmd``). An interrupt that ends it ends the cell too."""
-        falls = self._falls()
+        falls = self._interrupt_count()
         super().system(cmd)
-        if self._falls() > falls:
+        if self._interrupt_count() > falls:
             raise KeyboardInterrupt
 
-    def _falls(self) -> int:
-        return int(self.kernel.interrupts.falls)
+    def _interrupt_count(self) -> int:
+        return int(self.kernel.interrupts.raised_count)
 
     async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
         """Run a cell, and wait for its work on the GPU, whose error is this cell's.

@@ -30,14 +30,14 @@ HEAD, TAIL = 150_000, 50_000
 """Number of characters kept from the beginning and the end of an exception's text."""
 
 
-def too_long(text: str) -> bool:
+def is_too_long(text: str) -> bool:
     """Return True if a text will be shortened."""
     return len(text) > 2 * (HEAD + TAIL)
 
 
 def shortened(text: str) -> str:
     """Return the beginning and the end of a text that is too long to be shown."""
-    if not too_long(text):
+    if not is_too_long(text):
         return text
     left_out = (
         f"{len(text) - HEAD - TAIL:,} characters are left out here; the rank's log has all of them"
@@ -48,7 +48,7 @@ def shortened(text: str) -> str:
 def shortened_lines(lines: list[str]) -> list[str]:
     """Shorten a traceback that is too long to be shown."""
     text = "\n".join(lines)
-    return [shortened(text)] if too_long(text) else lines
+    return [shortened(text)] if is_too_long(text) else lines
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def define_in_children(variables: Namespace) -> None:
         ):
             return (make, args, *rest)
         # the first argument is rebuilt before the others, which refer to its definitions
-        return (_made, (_Definitions(definitions(variables)), make, *args), *rest)
+        return (_make, (_Definitions(definitions(variables)), make, *args), *rest)
 
     BaseProcess.__reduce_ex__ = reduce  # type: ignore[method-assign]
 
@@ -161,5 +161,5 @@ def _define(definitions: dict[str, Definition]) -> None:
     space["__getattr__"] = made
 
 
-def _made(_: None, make: Any, *args: Any) -> Any:
+def _make(_: None, make: Any, *args: Any) -> Any:
     return make(*args)

@@ -106,7 +106,7 @@ def run(order: ScriptOrder) -> ScriptResult:
         ) as folder:
             error_file = os.path.join(folder, "error.json")
             command_line = _command_line(order, folder, error_file)
-            result = _carry_out(command_line, _written(), error_file)
+            result = _carry_out(command_line, _log_length(), error_file)
     finally:
         current().outside_groups = False
     if result.status != 0:
@@ -192,8 +192,10 @@ def _carry_out(command_line: CommandLine, log_start: int, error_file: str) -> Sc
             # period, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
                 result = command.stop()
-                raise Stopped(_explained(result, command_line, log_start, error_file)) from None
-    return _explained(result, command_line, log_start, error_file)
+                raise Stopped(
+                    _with_explanation(result, command_line, log_start, error_file)
+                ) from None
+    return _with_explanation(result, command_line, log_start, error_file)
 
 
 class Command:
@@ -240,8 +242,10 @@ class Command:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         if self._gone_within(LINGER_SECONDS):
             return self._result()
-        logger.warning("processes outlive the script and are ended: pids=%s", [*self._others()])
-        survivors = tuple(proc.command_line(pid) for pid in self._others())
+        logger.warning(
+            "processes outlive the script and are ended: pids=%s", [*self._live_processes()]
+        )
+        survivors = tuple(proc.command_line(pid) for pid in self._live_processes())
         self._signal(signal.SIGTERM)
         if not self._gone_within(self._grace):
             self._kill()
@@ -269,7 +273,7 @@ class Command:
         logger.info("script ended: pid=%s status=%s", self._process.pid, status)
         return ScriptResult(status=status, survivors=survivors)
 
-    def _others(self) -> dict[int, tuple[int, int]]:
+    def _live_processes(self) -> dict[int, tuple[int, int]]:
         """Return all of its live processes (pid → start time, process group)."""
         if self._process is None:
             return proc.processes_with_mark(self._mark, -1, self._since)
@@ -281,7 +285,7 @@ class Command:
         deadline, looks = time.monotonic() + seconds, 0
         # two looks in a row must find nothing, because a process that is calling exec is invisible
         while looks < 2:
-            looks = 0 if self._others() else looks + 1
+            looks = 0 if self._live_processes() else looks + 1
             if not looks and time.monotonic() > deadline:
                 return False
             if looks < 2:
@@ -295,7 +299,7 @@ class Command:
 
         Start times protect another process that has one of their ids by now.
         """
-        for pid, (start_time, group) in self._others().items():
+        for pid, (start_time, group) in self._live_processes().items():
             if should_signal(group):
                 with contextlib.suppress(OSError):  # it may be another user's, by sudo
                     processes.send_signal(pid, start_time, number)
@@ -303,7 +307,7 @@ class Command:
     def _kill(self) -> None:
         """SIGKILL until no process remains; resource trackers have some time to end themselves."""
         tracker_deadline = time.monotonic() + proc.TRACKER_SECONDS
-        while remaining := self._others():
+        while remaining := self._live_processes():
             for pid, (start_time, _) in remaining.items():
                 if time.monotonic() > tracker_deadline or not proc.is_tracker(pid):
                     with contextlib.suppress(OSError):
@@ -318,7 +322,7 @@ class Command:
 # -- after -----------------------------------------------------------------------------------------
 
 
-def _written() -> int:
+def _log_length() -> int:
     """Return the length of this rank's log, including all output so far."""
     flush_text()
     # shows nothing; the agent acknowledges it once it has emptied the pipes
@@ -328,13 +332,13 @@ def _written() -> int:
 
 def _tail(log_start: int) -> str:
     """Return the end of the log after position `log_start`."""
-    size = _written()
+    size = _log_length()
     with open(current().log, "rb") as log:
         log.seek(max(log_start, size - TAIL_BYTES))
         return log.read().decode(errors="replace")
 
 
-def _explained(
+def _with_explanation(
     result: ScriptResult, command_line: CommandLine, log_start: int, error_file: str
 ) -> ScriptResult:
     """Return the result with the last lines and the cause of a failure."""

@@ -31,7 +31,7 @@ class StoreFolder:
         """Return how many bytes still fit into the directory."""
         with os.scandir(self.directory) as entries:
             used = sum(_length(entry) for entry in entries)
-        # the share is of all that the store could have: what is free, and what it uses
+        # a share of the memory that the store could have: the free memory and its own
         return int((available(self.directory) + used) * self.share) - used
 
     def overflow_folder(self) -> Path:

@@ -226,7 +226,7 @@ class Follower:
         with self._changed:
             return self._orders.get(order.name) is order
 
-    def _yield(self, order: Replicate) -> bool:
+    def _move_behind_others(self, order: Replicate) -> bool:
         """Move an order without progress behind the others, to avoid a deadlock.
 
         Its node may be waiting for this one.
@@ -281,7 +281,7 @@ class Follower:
                 if sock is not None:
                     sock.close()
                 if time.monotonic() > end:
-                    raise _no_word(order) from None
+                    raise _no_answer_error(order) from None
             time.sleep(RECONNECT_PAUSE)
         return None
 
@@ -290,12 +290,12 @@ class Follower:
         try:
             connection.send(FollowValue(order.name, received))
         except OSError:
-            raise _no_word(order) from None
+            raise _no_answer_error(order) from None
         while True:
             try:
                 piece, data = connection.receive(PEER_TIMEOUT)
             except OSError:
-                raise _no_word(order) from None
+                raise _no_answer_error(order) from None
             if not self._is_current(order):
                 return None
             if data:
@@ -304,11 +304,14 @@ class Follower:
             if isinstance(piece, ValuePiece) and piece.key:
                 return piece.key
             # heartbeats only: the peer may be waiting for a value from this node
-            if time.monotonic() - last_progress > 2 * HEARTBEAT_INTERVAL and self._yield(order):
+            if (
+                time.monotonic() - last_progress > 2 * HEARTBEAT_INTERVAL
+                and self._move_behind_others(order)
+            ):
                 return None
 
 
-def _no_word(order: Replicate) -> TimeoutError:
+def _no_answer_error(order: Replicate) -> TimeoutError:
     """Return the error of a failed connection.
 
     It is a timeout: the bytes received are kept, to resume with another node as the source.

@@ -223,7 +223,7 @@ class ValueServer:
             data = file.read(limit)
         return (data, "") if data else (b"", final.partition("-")[2])
 
-    # -- what is here ------------------------------------------------------------------------------
+    # -- stored values -----------------------------------------------------------------------------
 
     def _assemble(self, message: Assemble) -> None:
         try:

@@ -101,7 +101,7 @@ def pool_of(
     line.mistakes += [f"{labels['plugins']}: {mistake}" for mistake in _unknown(names, plugins)]
     line.mistakes += [
         f"{labels['plugins']}: {again} is given twice; keep one of them"
-        for again in _repeated(names)
+        for again in _repeated_names(names)
     ]
     check_environment(line)
     if "pip" in values:
@@ -150,7 +150,7 @@ def check_environment(line: ParsedLine) -> None:
     keys = [key for key, _ in line.values.get("env", ())]
     line.mistakes += [
         f"{line.labels['env']}: {key} has several values; keep one of them"
-        for key in _repeated(keys)
+        for key in _repeated_names(keys)
     ]
     line.mistakes += [
         f"{key} is both an --env and a --secret; keep one of them"
@@ -168,7 +168,7 @@ def _unknown(names: Iterable[str], options: Collection[str]) -> list[str]:
     ]
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
+def _repeated_names(names: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 

@@ -59,7 +59,7 @@ class FilesRequest:
     follow: bool = False
 
     @property
-    def what(self) -> tuple[str, str, Selection | None]:
+    def source_target_nodes(self) -> tuple[str, str, Selection | None]:
         """Source, target and nodes."""
         return self.source, self.target, self.nodes
 

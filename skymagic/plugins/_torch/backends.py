@@ -1,6 +1,6 @@
 """Choose the backend of the default group. All functions are pure.
 
-Ranks post what they compute on, and rank 0 decides for all, including which backend of a composite
+Ranks post their devices, and rank 0 decides for all, including which backend of a composite
 one serves which device::
 
     rank R   its hardware (`RankHardware`) ─▶ store ─▶ rank 0: `choose` ─▶ store
@@ -53,10 +53,10 @@ def choose(requested: str | None, posted: Sequence[RankHardware]) -> str:
         raise ValueError(
             f"{rank_words(having)} {'has' if len(having) == 1 else 'have'} a GPU and "
             f"{rank_words(without)} {'has' if len(without) == 1 else 'have'} none"
-            f"{_why(posted[without[0]])}: a process group cannot combine them. Leave those "
-            "machines out, or take CPUs everywhere (--gpu none)"
+            f"{_missing_cuda_reason(posted[without[0]])}: a process group cannot combine them. "
+            "Leave those machines out, or take CPUs everywhere (--gpu none)"
         )
-    sharing = shared(posted)
+    sharing = ranks_sharing_devices(posted)
     if requested is not None:
         if sharing and "nccl" in backend_by_device(requested).values():
             device = posted[sharing[0][0]]
@@ -73,7 +73,7 @@ def choose(requested: str | None, posted: Sequence[RankHardware]) -> str:
     return SHARED if sharing or has_mig_devices else NCCL
 
 
-def shared(posted: Sequence[RankHardware]) -> list[list[int]]:
+def ranks_sharing_devices(posted: Sequence[RankHardware]) -> list[list[int]]:
     """Return the ranks that use one device, for each device with several ranks."""
     ranks_by_device: dict[tuple[str, str], list[int]] = {}
     for rank, hardware in enumerate(posted):
@@ -105,5 +105,5 @@ def device_for_control_messages(group_backends: Mapping[str, str]) -> str:
     return "cuda"
 
 
-def _why(rank: RankHardware) -> str:
+def _missing_cuda_reason(rank: RankHardware) -> str:
     return "" if rank.cuda else " (its torch is built without CUDA)"

@@ -264,7 +264,7 @@ def lost_shards(variables: Namespace, alive: Collection[int], world_size: int | 
                 f"{name}: {what} is sharded over another number of ranks than {world_size}; make "
                 "it again"
             )
-        elif what and _torn(value):
+        elif what and _is_within_step(value):
             notes.append(
                 f"{name}: {what} was interrupted within a step and cannot be carried over; make "
                 "it again"
@@ -315,7 +315,7 @@ def _ranks(value: Any) -> list[int] | None:
         return None
 
 
-def _torn(value: Any) -> bool:
+def _is_within_step(value: Any) -> bool:
     """Return True if an FSDP module is still within a step.
 
     FSDP1 modules cannot start the step again.

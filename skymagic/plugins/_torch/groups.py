@@ -23,7 +23,7 @@ from typing import Any
 from skymagic.plugins._torch import backends, carryover, guard, launched, membership, unblock
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
-from skymagic.runtime.info import InstanceInfo, taking_part
+from skymagic.runtime.info import InstanceInfo, participation
 from skymagic.runtime.on_import import Patches, wraps
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ class Group:
         """
         import torch.distributed as dist
 
-        with self._connections.recorded():
+        with self._connections.record():
             self._store, secret = open_store(info)
-            backend = self._agreed(info)
+            backend = self._agree_on_backend(info)
             prefix = dist.PrefixStore(f"skymagic-{rendezvous.generation()}", self._store)
             self._ours = True
             try:
@@ -117,7 +117,7 @@ class Group:
             membership.verify(secret, info.rank)
             self._store.set_timeout(FIRST_USE_TIMEOUT)
 
-    def _agreed(self, info: InstanceInfo) -> str:
+    def _agree_on_backend(self, info: InstanceInfo) -> str:
         """Return the backend that rank 0 chooses once all ranks have posted their hardware.
 
         If ranks chose separately, they would wait for each other.
@@ -380,7 +380,7 @@ class Group:
             # Only an abort closes NCCL's connections.
             if str(backend).lower() == "nccl":
                 return helper(*args, **kwargs)
-            with self._connections.recorded():
+            with self._connections.record():
                 return helper(*args, **kwargs)
 
         @wraps(wrap)
@@ -408,7 +408,7 @@ class Group:
             patches.put(c10d, "_new_process_group_helper", new_group_helper)
             patches.put(DDP, "__init__", ddp_init)
             patches.put(DDP, "__setstate__", ddp_setstate)
-            patches.enter_context(guard.installed())
+            patches.enter_context(guard.collectives_checked())
             yield
 
 
@@ -436,7 +436,7 @@ def abandon_inherited() -> None:
         world.pg_to_tag,
     )
     # Never left: this process takes part in no run for the rest of its life.
-    everyone = taking_part(None)
+    everyone = participation(None)
     everyone.__enter__()
     _inherited.extend([world.default_pg, everyone, *map(dict.copy, tables)])
     for table in tables:

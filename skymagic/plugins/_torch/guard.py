@@ -40,7 +40,7 @@ COLLECTIVES = [
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
+def collectives_checked() -> Iterator[None]:
     """Check participants in torch's collectives and DDP wrappers inside the context."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
@@ -83,7 +83,7 @@ def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Call
     def guarded(*args: Any, **kwargs: Any) -> Any:
         # IPython hides this frame in tracebacks.
         __tracebackhide__ = True
-        if not info.everyone():
+        if not info.all_ranks_take_part():
             arguments = signature.bind_partial(*args, **kwargs).arguments
             if not arguments.get(unless):
                 check(arguments.get("group"), f"dist.{collective.__name__}")
@@ -100,7 +100,7 @@ def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     # positional-only, because DDP(module=…) is an argument of the wrapped method
     def guarded(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if not info.everyone():
+        if not info.all_ranks_take_part():
             arguments = signature.bind_partial(wrapper, *args, **kwargs).arguments
             check(wrapper.__dict__.get("process_group", arguments.get("process_group")), what)
         return method(wrapper, *args, **kwargs)

@@ -155,7 +155,7 @@ def with_pool_devices(choose: Callable[..., None]) -> Callable[..., None]:
         bound = signature.bind(connector, *args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        info, is_full_run = runtime.instance_info(), runtime.everyone()
+        info, is_full_run = runtime.instance_info(), runtime.all_ranks_take_part()
         arguments["strategy"] = without_launcher(arguments["strategy"], info, is_full_run)
         arguments["devices"], arguments["num_nodes"] = lightning_arguments(
             arguments["devices"],

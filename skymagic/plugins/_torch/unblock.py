@@ -48,7 +48,7 @@ class Connections:
         """Sockets that were open when each active recording started, outermost first."""
 
     @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Remember the sockets that are opened inside the context.
 
         They can be shut down before the context ends, too.

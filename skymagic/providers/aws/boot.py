@@ -315,7 +315,7 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Wat
         "ssh_pwauth": False,
         "package_update": False,
         "package_upgrade": False,
-        "bootcmd": _at_boot(bounds),
+        "bootcmd": _boot_commands(bounds),
         "write_files": [
             {
                 "path": WATCHDOG_PATH,
@@ -343,7 +343,7 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Wat
     return text
 
 
-def _at_boot(bounds: WatchdogBounds) -> list[list[str]]:
+def _boot_commands(bounds: WatchdogBounds) -> list[list[str]]:
     """Return commands that run before anything else.
 
     They enforce the lifetime even if everything later fails, and prevent updates from taking apt's

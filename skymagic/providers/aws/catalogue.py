@@ -237,7 +237,7 @@ PRICES = {machine_type.name: price for machine_type, price in _ROWS}
 
 def used_regions(clients: AwsClients) -> list[str]:
     """Return the regions that the account uses. Raises CloudError."""
-    return _described(clients, include_all=False)
+    return _region_names(clients, include_all=False)
 
 
 def check_regions(names: Sequence[str], clients: AwsClients) -> None:
@@ -250,7 +250,7 @@ def check_regions(names: Sequence[str], clients: AwsClients) -> None:
     if not unknown:
         return
     try:
-        existing = _described(clients, include_all=True)
+        existing = _region_names(clients, include_all=True)
     except CloudError:  # later calls query EC2 again and report the problem
         return
     mistakes = [
@@ -262,7 +262,7 @@ def check_regions(names: Sequence[str], clients: AwsClients) -> None:
         raise RequestError(mistakes)
 
 
-def _described(clients: AwsClients, *, include_all: bool) -> list[str]:
+def _region_names(clients: AwsClients, *, include_all: bool) -> list[str]:
     answer = clients.call(
         "ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=include_all
     )

@@ -31,7 +31,7 @@ RETRY_SECONDS: Mapping[str, float] = {
 }
 """Retry budget in seconds of pauses, by kind of error.
 
-Nothing else is retried. A lack of capacity never is, because another zone is tried at once instead.
+Other errors are not retried. If capacity is missing, another zone is tried at once.
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
@@ -81,13 +81,19 @@ class AwsClients:
 
         Raises CloudError if the profile does not exist.
         """
-        with self._lock, _in_words(CallSite("the AWS configuration", profile=self.profile or "")):
-            return self._made_session().region_name
+        with (
+            self._lock,
+            _translated_errors(CallSite("the AWS configuration", profile=self.profile or "")),
+        ):
+            return self._get_session().region_name
 
     def known_regions(self) -> set[str]:
         """Return all regions that boto3 knows, in all partitions. Makes no call."""
-        with self._lock, _in_words(CallSite("the AWS configuration", profile=self.profile or "")):
-            session = self._made_session()
+        with (
+            self._lock,
+            _translated_errors(CallSite("the AWS configuration", profile=self.profile or "")),
+        ):
+            session = self._get_session()
             partitions = session.get_available_partitions()
             return {
                 name
@@ -95,13 +101,13 @@ class AwsClients:
                 for name in session.get_available_regions("ec2", partition)
             }
 
-    def hurried(self) -> AwsClients:
+    def with_short_deadlines(self) -> AwsClients:
         """Return a copy for optional queries, with shorter time limits."""
         same = copy.copy(self)  # shares boto3's clients, which are slow to create
         same.deadline_factor *= OPTIONAL_DEADLINES
         return same
 
-    def until_settled(
+    def retry_until_settled(
         self, call: Callable[[], T], seconds: float, passes: Callable[[CloudError], bool]
     ) -> T:
         """Repeat a call until all of EC2 knows about a recent change, and return its answer.
@@ -135,7 +141,7 @@ class AwsClients:
             CloudError: refused, or no answer; see its `kind`.
         """
         call_site = CallSite(f"{service}:{operation}", region, self.profile or "")
-        return self._retried(lambda: self._once(call_site, service, operation, parameters))
+        return self._retry(lambda: self._call_once(call_site, service, operation, parameters))
 
     def pages(
         self, service: str, region: str, operation: str, result: str, **parameters: Any
@@ -148,7 +154,7 @@ class AwsClients:
                 return
             parameters["NextToken"] = answer["NextToken"]
 
-    def _retried(self, once: Callable[[], T]) -> T:
+    def _retry(self, once: Callable[[], T]) -> T:
         waited, pause = 0.0, FIRST_PAUSE
         while True:
             try:
@@ -161,23 +167,23 @@ class AwsClients:
             time.sleep(seconds * self.deadline_factor)
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
-    def _once(
+    def _call_once(
         self, location: CallSite, service: str, operation: str, parameters: Mapping[str, object]
     ) -> JsonObject:
         from botocore import xform_name
 
-        with _in_words(location):
+        with _translated_errors(location):
             method = getattr(self._client(service, location.region), xform_name(operation))
             answer: Any = method(**parameters)
         # botocore treats a page as an empty answer if the service speaks JSON
         if _is_page(answer):
-            raise errors.page(_status(answer), location)
+            raise errors.page_failure(_status(answer), location)
         return dict(answer)
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # creating clients is not thread-safe, using them is
             if (service, region) not in self._clients:
-                self._clients[service, region] = self._made_session().client(
+                self._clients[service, region] = self._get_session().client(
                     service,  # type: ignore[call-overload]
                     region_name=region,
                     endpoint_url=self.endpoint_url,
@@ -185,7 +191,7 @@ class AwsClients:
                 )
             return self._clients[service, region]
 
-    def _made_session(self) -> boto3.Session:
+    def _get_session(self) -> boto3.Session:
         import boto3
 
         if self._session is None:
@@ -198,7 +204,7 @@ class AwsClients:
 
 
 @contextmanager
-def _in_words(location: CallSite) -> Iterator[None]:
+def _translated_errors(location: CallSite) -> Iterator[None]:
     """Translate botocore's errors to ours."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -208,17 +214,17 @@ def _in_words(location: CallSite) -> Iterator[None]:
     except ClientError as refusal:
         details, status = refusal.response.get("Error", {}), _status(refusal.response)
         if _is_page(refusal.response):
-            raise errors.page(status, location) from refusal
-        raise errors.refused(
+            raise errors.page_failure(status, location) from refusal
+        raise errors.refusal(
             details.get("Code", ""), details.get("Message", ""), location, status
         ) from refusal
     except (BotoCoreError, ResponseParserError) as problem:
         names = tuple(base.__name__ for base in type(problem).__mro__)
-        raise errors.failed(names, str(problem), location) from problem
+        raise errors.call_failure(names, str(problem), location) from problem
     except ValueError as problem:
         if not str(problem).startswith("Invalid endpoint"):  # an endpoint_url that is no URL
             raise
-        raise errors.failed(("InvalidEndpoint",), str(problem), location) from problem
+        raise errors.call_failure(("InvalidEndpoint",), str(problem), location) from problem
 
 
 def _status(answer: Any) -> int:
@@ -258,7 +264,7 @@ def _config() -> Any:
     )
 
 
-VARIABLES = (
+CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -270,20 +276,20 @@ FILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "confi
 """Names in ~/.aws of boto3's files, by the variable that overrides their path."""
 
 
-def set_up(settings: CloudSettings) -> bool:
-    """Return True if AWS may be used without being named.
+def is_set_up(settings: CloudSettings) -> bool:
+    """Return True if ``--provider auto`` may choose AWS.
 
-    That is the case if it is configured here, or the user has made settings for it.
+    That is the case if AWS is configured on this machine, or in the user's settings.
     """
-    return configured() or settings != CloudSettings()
+    return is_configured() or settings != CloudSettings()
 
 
-def configured(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
+def is_configured(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
     """Return True if the environment or a file names credentials or a profile.
 
     A machine's own role on EC2 does not count.
     """
-    if any(environ.get(name) for name in VARIABLES):
+    if any(environ.get(name) for name in CREDENTIAL_VARIABLES):
         return True
     folder = (home or Path.home()) / ".aws"
     return any(Path(environ.get(name) or folder / file).is_file() for name, file in FILES.items())

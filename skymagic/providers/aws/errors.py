@@ -29,7 +29,7 @@ class ErrorKind(StrEnum):
     UNREACHABLE = auto()  # no answer; the call may have been carried out or not
     MISSING = auto()  # the named resource does not exist, or is not yet known everywhere
     IN_USE = auto()  # something else still needs it
-    INVALID = auto()  # the request itself
+    INVALID = auto()  # the request is wrong
 
 
 UNCERTAIN = (ErrorKind.INTERNAL, ErrorKind.UNREACHABLE, ErrorKind.THROTTLED)
@@ -121,7 +121,7 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
     return ErrorKind.INTERNAL if status >= 500 or code.startswith("Server.") else ErrorKind.INVALID
 
 
-def refused(code: str, message: str, location: CallSite, status: int = 400) -> CloudError:
+def refusal(code: str, message: str, location: CallSite, status: int = 400) -> CloudError:
     """Return the error for an answer with this code."""
     kind = kind_of(code, status)
     what, remedy = _refusal(kind, code, message.strip(), location)
@@ -131,14 +131,14 @@ def refused(code: str, message: str, location: CallSite, status: int = 400) -> C
 def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tuple[str, str]:
     """Return what happened and what to do."""
     in_region = f" in {location.region}" if location.region else ""
-    details = f"{code}: {_plain(message)}" if message else code
+    details = f"{code}: {_without_encoded_part(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
         return (
             f"these AWS credentials may not call {_permission(message, location)}{in_region} "
             f"({_denied_by(message)})",
             (
                 f"have {_permission(message, location)} added to the policy of "
-                f"{_principal(message, location)}; docs/how-to/aws.md has the whole of it"
+                f"{_principal(message, location)}; docs/how-to/aws.md has the complete policy"
             ),
         )
     if kind is ErrorKind.QUOTA:
@@ -150,7 +150,7 @@ def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tu
         )
         return (
             f"{quota} is used up{in_region} ({details})",
-            f"ask for more of it at {console}, or for fewer or smaller machines",
+            f"request an increase at {console}, or ask for fewer or smaller machines",
         )
     if kind is ErrorKind.CREDENTIALS:
         return f"AWS does not accept the credentials ({details})", _credentials_remedy(
@@ -158,13 +158,13 @@ def _refusal(kind: ErrorKind, code: str, message: str, location: CallSite) -> tu
         )
     if kind is ErrorKind.ACCOUNT:
         return _account(code, details, in_region)
-    if kind in _PLAIN:
-        what, remedy = _PLAIN[kind]
+    if kind in _TEXTS:
+        what, remedy = _TEXTS[kind]
         return f"{what.format(call=f'{location.operation}{in_region}')} ({details})", remedy
     return f"{location.operation}{in_region}: {details}", ""
 
 
-_PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
+_TEXTS: Mapping[ErrorKind, tuple[str, str]] = {
     ErrorKind.CAPACITY: (
         "EC2 has no capacity",
         "other zones, types or regions may have; so may this one later",
@@ -172,11 +172,11 @@ _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
     ErrorKind.PRICE: ("spot costs more than asked for", "raise --max-price, or leave --spot out"),
     ErrorKind.THROTTLED: (
         "AWS throttles {call}",
-        "others in the account call it often; try again later",
+        "the account makes many such calls; try again later",
     ),
     ErrorKind.INTERNAL: (
         "EC2 had an internal error at {call}",
-        "this is not a lack of capacity; health.aws.amazon.com may know",
+        "this is not a lack of capacity: see health.aws.amazon.com",
     ),
 }
 """Description and remedy by kind."""
@@ -184,7 +184,7 @@ _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
 
 def _account(code: str, message: str, region: str) -> tuple[str, str]:
     if code == "OptInRequired":
-        remedy = "enable the region in the account's settings, or take another"
+        remedy = "enable the region in the account's settings, or choose another"
         return f"the account does not use this region{region} ({message})", remedy
     if "Pending" in code:
         return (
@@ -193,7 +193,7 @@ def _account(code: str, message: str, region: str) -> tuple[str, str]:
         )
     return (
         f"AWS has blocked the account ({message})",
-        "AWS support says why; this is not a lack of capacity",
+        "ask AWS support for the reason; this is not a lack of capacity",
     )
 
 
@@ -201,13 +201,9 @@ def _credentials_remedy(code: str, location: CallSite) -> str:
     profile = f" --profile {location.profile}" if location.profile else ""
     if "Expired" in code:
         again = f"log in again (aws sso login{profile}), or renew the session's credentials"
-        return (
-            f"{again}; and see whether this machine's clock is right"
-            if code == "RequestExpired"
-            else again
-        )
+        return f"{again}; also check this machine's clock" if code == "RequestExpired" else again
     if code == "SignatureDoesNotMatch":
-        return "see whether the secret key is whole, and this machine's clock is right"
+        return "check that the secret key is complete, and that this machine's clock is right"
     return f"check: aws sts get-caller-identity{profile}"
 
 
@@ -242,7 +238,7 @@ def _denied_by(message: str) -> str:
     )
 
 
-def _plain(message: str) -> str:
+def _without_encoded_part(message: str) -> str:
     """Strip the part of a message that only decode-authorization-message can read."""
     return re.sub(
         r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL
@@ -254,30 +250,30 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
     ErrorKind.CREDENTIALS: {
         "NoCredentialsError": (
             "there are no AWS credentials",
-            "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
-            "with several profiles AWS_PROFILE",
+            "run aws configure or aws sso login, or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY; AWS_PROFILE selects a profile",
         ),
         "PartialCredentialsError": (
             "the AWS credentials are incomplete",
-            "aws configure shows what is missing",
+            "aws configure asks for what is missing",
         ),
         "CredentialRetrievalError": (
             "could not load AWS credentials",
-            "the profile's credential_process or role says why",
+            "check the profile's credential_process or role",
         ),
         "TokenRetrievalError": ("the AWS SSO session has expired", _LOGIN),
         "UnauthorizedSSOTokenError": ("the AWS SSO session has expired", _LOGIN),
         "SSOTokenLoadError": ("there is no AWS SSO session", _LOGIN),
-        "SSOError": ("AWS SSO gives no credentials", _LOGIN),
-        "LoginError": ("the AWS session gives no credentials", "aws login{profile}"),
+        "SSOError": ("AWS SSO returned no credentials", _LOGIN),
+        "LoginError": ("the AWS session returned no credentials", "aws login{profile}"),
         "LoginRefreshRequired": ("the AWS session has expired", "aws login{profile}"),
         "InvalidConfigError": (
-            "the AWS configuration leads to no credentials",
+            "the AWS configuration provides no credentials",
             "aws configure list{profile} shows what is used",
         ),
         "RefreshWithMFAUnsupportedError": (
             "the AWS credentials need a new code from your MFA device",
-            "aws sts get-session-token, or a profile of AWS SSO",
+            "run aws sts get-session-token, or use a profile of AWS SSO",
         ),
         "ProfileNotFound": (
             "there is no such AWS profile",
@@ -287,48 +283,51 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
     ErrorKind.UNREACHABLE: {
         "EndpointConnectionError": (
             "AWS cannot be reached",
-            "is the region's name right, and is there a network?",
+            "check the region's name and the network",
         ),
         "ConnectTimeoutError": (
             "AWS cannot be reached",
-            "is there a network, or a proxy (HTTPS_PROXY)?",
+            "check the network, and the proxy if there is one (HTTPS_PROXY)",
         ),
-        "HTTPClientError": ("AWS cannot be reached", "is there a network?"),
+        "HTTPClientError": ("AWS cannot be reached", "check the network"),
         "ProxyConnectionError": (
             "the proxy to AWS cannot be reached",
-            "HTTPS_PROXY names it, with user and password where it asks for them",
+            "check HTTPS_PROXY, with user and password if the proxy requires them",
         ),
         "SSLError": (
             "the connection to AWS is not trusted",
-            "AWS_CA_BUNDLE names a proxy's own certificate",
+            "if a proxy has its own certificate, set AWS_CA_BUNDLE to it",
         ),
         "ReadTimeoutError": ("AWS did not answer", "try again"),
         "ConnectionClosedError": ("the connection to AWS was lost", "try again"),
         "ResponseParserError": (
             "the answer is not from AWS",
-            "a proxy's page or a network's login may stand between: open any web page; "
-            "HTTPS_PROXY and NO_PROXY name proxies",
+            "a proxy or a network's login page may have answered: open any web page, and check "
+            "HTTPS_PROXY and NO_PROXY",
         ),
     },
     ErrorKind.INVALID: {
         "NoRegionError": (
             "no AWS region is set",
-            "--region us-east-1, or AWS_REGION, or aws configure",
+            "use --region us-east-1, set AWS_REGION, or run aws configure",
         ),
         "InvalidRegionError": (
             "that is not an AWS region",
-            "--region us-east-1 is one; aws ec2 describe-regions names all",
+            "use for example --region us-east-1; aws ec2 describe-regions lists all",
         ),
-        "InvalidProxiesConfigError": ("the AWS proxy is not an address", "HTTPS_PROXY names it"),
+        "InvalidProxiesConfigError": (
+            "the address of the AWS proxy is invalid",
+            "check HTTPS_PROXY",
+        ),
         "InvalidEndpoint": (
             "that is not an address of an AWS service",
-            "endpoint_url, or AWS_ENDPOINT_URL, names it",
+            "check endpoint_url, or AWS_ENDPOINT_URL",
         ),
         "ConfigParseError": (
             "the AWS configuration cannot be read",
-            "aws configure list reads it too",
+            "check it with aws configure list",
         ),
-        "ParamValidationError": ("boto3 does not take this request", ""),
+        "ParamValidationError": ("boto3 rejects this request", ""),
     },
 }
 CLIENT_SIDE = {
@@ -337,12 +336,12 @@ CLIENT_SIDE = {
 """Kind, what happened, and what to do, by the name of botocore's class."""
 
 
-def page(status: int, location: CallSite) -> CloudError:
+def page_failure(status: int, location: CallSite) -> CloudError:
     """Return the error for a page of HTML received instead of an answer."""
-    return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
+    return call_failure(("ResponseParserError",), f"HTTP {status}, a page of HTML", location)
 
 
-def failed(names: tuple[str, ...], message: str, location: CallSite) -> CloudError:
+def call_failure(names: tuple[str, ...], message: str, location: CallSite) -> CloudError:
     """Return the error for one of botocore's own errors, raised before any answer.
 
     Args:
@@ -356,7 +355,7 @@ def failed(names: tuple[str, ...], message: str, location: CallSite) -> CloudErr
     )
     profile = f" --profile {location.profile}" if location.profile else ""
     # the following lines are the text that botocore could not parse
-    first, *_ = _plain(message).splitlines() or [""]
+    first, *_ = _without_encoded_part(message).splitlines() or [""]
     return CloudError(
         kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile)
     )

@@ -197,7 +197,7 @@ def launch(clients: AwsClients, region: str, parameters: Mapping[str, object]) -
     Raises:
         CloudError: no machine was started; if `kind` is in `errors.UNCERTAIN`, that is unknown.
     """
-    answer = clients.until_settled(
+    answer = clients.retry_until_settled(
         lambda: clients.call("ec2", region, "RunInstances", **parameters),
         SETTLE_SECONDS,
         lambda problem: problem.kind == "missing",  # the security group, created a moment ago
@@ -259,7 +259,7 @@ def check_running(instances: Iterable[Instance], region: str) -> None:
                 f"{instance.id} has ended while it was starting: "
                 f"{instance.reason or 'no reason is given'}"
             )
-            raise errors.refused(
+            raise errors.refusal(
                 instance.reason_code or "Ended", message, CallSite("ec2:RunInstances", region)
             )
 

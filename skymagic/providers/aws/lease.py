@@ -38,7 +38,7 @@ now.
 
 @dataclass
 class RegionLaunches:
-    """Resources created in a region, as far as EC2 has answered."""
+    """Resources in a region whose creation EC2 has confirmed."""
 
     instances: set[str] = field(default_factory=set)
     """IDs of instances."""
@@ -69,11 +69,11 @@ class Lease:
         self._asked: dict[str, float] = {}  # time of the last `alive` call, by machine
         self._looking = threading.Lock()
 
-    def take_up(self, region: str, ids: Sequence[str]) -> None:
+    def adopt(self, region: str, ids: Sequence[str]) -> None:
         """Take ownership of machines that another notebook rented."""
         self._regions[region] = RegionLaunches(set(ids))
         # the token of the next launch must be new
-        self._launches = ledger.launches(self.label.job)
+        self._launches = ledger.last_launch(self.label.job)
 
     def acquire(
         self, offers: Sequence[MachineOffer], count: int
@@ -154,11 +154,13 @@ class Lease:
             self._asked[instance] = now
             between = (LOOK_SECONDS if followed else SOON_SECONDS) * factor
             if self._runs.get(instance) is not False and now >= self._looked + between:
-                self._look(region, {instance, *self._regions[region].instances} - self._ended)
+                self._refresh_states(
+                    region, {instance, *self._regions[region].instances} - self._ended
+                )
                 self._looked = now
             return self._runs.get(instance)
 
-    def _look(self, region: str, ids: Collection[str]) -> None:
+    def _refresh_states(self, region: str, ids: Collection[str]) -> None:
         try:
             instances = launch.describe(self.clients, region, sorted(ids))
         except CloudError:
@@ -178,7 +180,7 @@ class Lease:
                 near = network.placement_group(
                     self.clients, offer.region, self.label, self._launches + 1
                 )
-                return self._launched(offer, count, head, near)
+                return self._launch(offer, count, head, near)
             except CloudError as problem:
                 if not network.is_placement_failure(problem):
                     raise
@@ -187,9 +189,9 @@ class Lease:
                     "without a placement group, so not near each other in the network: "
                     f"{problem.reason}"
                 )
-        return self._launched(offer, count, head, "")
+        return self._launch(offer, count, head, "")
 
-    def _launched(
+    def _launch(
         self, offer: MachineOffer, count: int, head: bool, near: str
     ) -> list[RunningInstance]:
         self._check_wanted()
@@ -257,7 +259,7 @@ class Lease:
         The first interrupt is raised after the release, a second one at once.
 
         Args:
-            exact: True if the machines existed until now, as far as known.
+            exact: True if the machines are known to have existed until now.
 
         Raises:
             CloudError: something could not be released; names it, and when it ends at the latest.

@@ -17,7 +17,7 @@ from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
 from skymagic.wire import atomic
 
-KEPT_SECONDS = 31 * 86400.0
+RETENTION = 31 * 86400.0
 # approximate dollars per GB and hour of a gp3 disk: 0.08 a month in us-east-1 (2026-11)
 DISK_PRICE = 0.08 / 730
 ADDRESS_PRICE = 0.005
@@ -54,10 +54,10 @@ class Rent:
     """Distinguishes machines of a launch that ended before the others."""
 
     def seconds(self, now: float) -> float:
-        """Return how long the machines have existed, at most."""
+        """Return the maximum time that the machines have existed, in seconds."""
         return max(0.0, (min(now, self.bound) if self.ended is None else self.ended) - self.started)
 
-    def runs(self, now: float) -> bool:
+    def may_run(self, now: float) -> bool:
         """Return True if the machines may still exist."""
         return self.ended is None and now < self.bound
 
@@ -91,7 +91,7 @@ def rent(
     )
 
 
-def launches(job: str) -> int:
+def last_launch(job: str) -> int:
     """Return the highest launch number of a pool; 0 without launches."""
     return max((entry.number for entry in all_rents() if entry.job == job), default=0)
 
@@ -117,23 +117,19 @@ def mark_lost(job: str, count: int) -> None:
     for entry in all_rents():
         if entry.job != job or entry.ended is not None or not count:
             continue
-        ended, parts = (
-            min(count, entry.machines),
-            [
-                other.part
-                for other in all_rents()
-                if (other.job, other.number) == (job, entry.number)
-            ],
-        )
+        ended = min(count, entry.machines)
+        parts = [
+            other.part for other in all_rents() if (other.job, other.number) == (job, entry.number)
+        ]
         if ended == entry.machines:
             write(replace(entry, ended=now))
         else:
-            write(replace(_share(entry, ended), ended=now, part=1 + max(parts)))
-            write(_share(entry, entry.machines - ended))
+            write(replace(_split_off(entry, ended), ended=now, part=1 + max(parts)))
+            write(_split_off(entry, entry.machines - ended))
         count -= ended
 
 
-def _share(rent: Rent, machines: int) -> Rent:
+def _split_off(rent: Rent, machines: int) -> Rent:
     part = machines / rent.machines
     price = None if rent.price is None else rent.price * part
     return replace(rent, machines=machines, price=price, beside=rent.beside * part)
@@ -153,7 +149,7 @@ def all_rents() -> list[Rent]:
     old = {
         entry
         for entry in rents
-        if entry.seconds(time.time()) + entry.started < time.time() - KEPT_SECONDS
+        if entry.seconds(time.time()) + entry.started < time.time() - RETENTION
     }
     for entry in old:
         with contextlib.suppress(OSError):

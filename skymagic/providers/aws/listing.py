@@ -44,7 +44,7 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
     most: int | None = MOST_ROWS
 
     @property
-    def _held(self) -> Mapping[str, tuple[MachineOffer, ...]]:
+    def _items(self) -> Mapping[str, tuple[MachineOffer, ...]]:
         by_type: dict[str, tuple[MachineOffer, ...]] = {}
         for offer in self.market.offers:
             by_type[offer.instance_type] = (*by_type.get(offer.instance_type, ()), offer)
@@ -155,11 +155,11 @@ def rental(offers: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
         price=per_hour(first, nodes),
         priced=first.priced,
         most=max(prices, default=None),
-        notes=(*_otherwise(offers), *(f"unknown: {note}" for note in market.notes)),
+        notes=(*_alternatives_note(offers), *(f"unknown: {note}" for note in market.notes)),
     )
 
 
-def _otherwise(offers: Sequence[MachineOffer]) -> list[str]:
+def _alternatives_note(offers: Sequence[MachineOffer]) -> list[str]:
     """Return a note on the other places where machines are requested."""
     alternatives: dict[tuple[str, str], list[MachineOffer]] = {}
     for offer in offers[1:]:

@@ -78,7 +78,13 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     # optional queries get shorter time limits
     markets = _run_all(
         [
-            partial(_market_of_region, request, clients.hurried(), region_catalogue, answer_cache)
+            partial(
+                _market_of_region,
+                request,
+                clients.with_short_deadlines(),
+                region_catalogue,
+                answer_cache,
+            )
             for region_catalogue in catalogues.values()
         ]
     )
@@ -130,7 +136,7 @@ def _prices(
 ) -> Prices:
     if request.spot:
         history = optional(
-            partial(prices.spot, clients, region, names, cache),
+            partial(prices.spot_prices, clients, region, names, cache),
             "ec2:DescribeSpotPriceHistory",
             notes,
         )
@@ -179,11 +185,11 @@ def offers_to_try(request: PoolRequest, market: Market) -> tuple[MachineOffer, .
         if (price := selection.per_hour(offer, nodes)) is not None and price <= price_limit
     ]
     if not affordable:
-        raise RequestError([_too_dear(request, price_limit, market.offers[0], nodes)])
+        raise RequestError([_price_problem(request, price_limit, market.offers[0], nodes)])
     return tuple(affordable)
 
 
-def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
+def _price_problem(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
     option = (
         "--max-price" if "max_price" in request.stated_fields() else "%config SkyMagic.max_price"
     )

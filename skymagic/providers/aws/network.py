@@ -169,7 +169,7 @@ def _allow(
 
     try:
         # the group was created a moment ago
-        clients.until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
+        clients.retry_until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
     except CloudError as problem:
         if problem.cloud_code != "InvalidPermission.Duplicate":
             raise

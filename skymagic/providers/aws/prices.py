@@ -88,7 +88,7 @@ def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cac
     return Dated(prices, oldest)
 
 
-def spot(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
+def spot_prices(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
     """Return spot prices as [type, zone, dollars per hour]. Zones without a price are missing.
 
     Raises CloudError.

@@ -94,12 +94,12 @@ class AWS:
         settings, first = plan.request.cloud, accesses[0]
         clients = AwsClients.of(settings)
         lease = Lease(clients, settings, first.label, "", lambda text: None)
-        lease.take_up(first.region, [access.instance for access in accesses])
+        lease.adopt(first.region, [access.instance for access in accesses])
         if ended := rented.ended_instances(clients, accesses):
             if len(ended) == len(accesses):
                 lease.release(exact=False)
             raise rented.gone_error(ended, len(accesses))
-        machines, nodes = rented.taken_up(accesses, lease)
+        machines, nodes = rented.adopt_machines(accesses, lease)
         held = HeldMachines(lease, first.offer, machines=machines)
         return RentedSurvey(plan, clients, (), first.agent.installation.requirements, held), nodes
 

@@ -75,7 +75,7 @@ def nodes_of(
     ]
 
 
-def taken_up(
+def adopt_machines(
     accesses: Sequence[RentedAccess], lease: Lease
 ) -> tuple[list[ssh.Machine], list[Node]]:
     """Return running machines and their nodes. Connects to nothing yet."""
@@ -137,7 +137,7 @@ class HeldMachines:
     machines: list[ssh.Machine] = field(default_factory=list)
 
     @property
-    def taken(self) -> tuple[Lease, MachineOffer]:
+    def rented(self) -> tuple[Lease, MachineOffer]:
         """The lease and the offer, once machines are rented."""
         assert self.lease is not None and self.offer is not None
         return self.lease, self.offer

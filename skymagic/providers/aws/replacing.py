@@ -44,7 +44,7 @@ LEAST_SECONDS = 600.0
 def prepare_machines(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say) -> None:
     """Prepare the machines of a pool, and replace unusable ones once. Raises ProvisionError."""
     held, running = survey.held, list(instances)
-    lease, offer = held.taken
+    lease, offer = held.rented
     machines, findings = set_up_machines(survey, instances, say)
     held.machines += machines
     if not findings.broken:
@@ -123,7 +123,7 @@ def check_machines(
     say: Say,
 ) -> Findings:
     """Check machines in the order of their instances. They need not be connected to each other."""
-    _, offer = survey.held.taken
+    _, offer = survey.held.rented
     nodes = [
         replace(machine.node(index, ""), address=instance.private)
         for index, (machine, instance) in enumerate(zip(machines, instances, strict=True))
@@ -140,7 +140,7 @@ def print_findings(findings: Findings) -> None:
 
 def agree_to_replace(survey: RentedSurvey, findings: Findings) -> None:
     """Ask for permission to replace the broken machines. Raises ProvisionError without it."""
-    _, offer = survey.held.taken
+    _, offer = survey.held.rented
     description, many = broken(findings), len(findings.broken)
     cost = (
         "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
@@ -178,7 +178,7 @@ def replace_lost(
     See `provider.Replaceable`.
     """
     held = survey.held
-    lease, offer = held.taken
+    lease, offer = held.rented
     if 0 in lost and _through_head(survey):
         raise ProvisionError(
             "the other machines are reached through the first one, which is gone",
@@ -187,7 +187,7 @@ def replace_lost(
     held.keys = held.keys or boot.kept_keys(lease.label.job)
     lost_ids = [held.machines[index].name for index in lost]
     head = None if 0 in lost else held.machines[0].endpoint
-    while (instances := _rented(survey, lost_ids, limits, say, stop)) is not None:
+    while (instances := _wait_for_replacements(survey, lost_ids, limits, say, stop)) is not None:
         ids = [instance.id for instance in instances]
         try:
             new, findings = set_up_machines(survey, instances, say, head)
@@ -205,7 +205,7 @@ def replace_lost(
     return {}
 
 
-def _rented(
+def _wait_for_replacements(
     survey: RentedSurvey,
     lost: Sequence[str],
     limits: WatchdogBounds,
@@ -213,7 +213,7 @@ def _rented(
     stop: threading.Event,
 ) -> list[RunningInstance] | None:
     """Return replacements as soon as they run, or None once they are no longer needed."""
-    lease, offer = survey.held.taken
+    lease, offer = survey.held.rented
     settings = survey.plan.request.cloud
     assert survey.held.keys is not None
     while not stop.is_set():
@@ -243,7 +243,7 @@ def _rented(
 
 def _through_head(survey: RentedSurvey) -> bool:
     """Return True if other machines are reached through the first one."""
-    _, offer = survey.held.taken
+    _, offer = survey.held.rented
     return (
         offer.cards > 1
         and survey.plan.topology.nodes > 1

@@ -75,7 +75,9 @@ def matching_types(request: PoolRequest, types: Iterable[InstanceType]) -> list[
     generation's general-purpose machines, the smallest first, but never types whose CPU is
     throttled after a while (burstable, flex).
     """
-    usable = [spec for spec in types if _had(request, spec) and _enough(request, spec)]
+    usable = [
+        spec for spec in types if _can_be_rented(request, spec) and _is_large_enough(request, spec)
+    ]
     if request.accelerator is None:
         plain = [spec for spec in usable if not spec.gpus and spec.general]
         # x and u7 have the most memory at a high price: only if no other type has as much
@@ -85,12 +87,16 @@ def matching_types(request: PoolRequest, types: Iterable[InstanceType]) -> list[
             common or large, key=lambda spec: (spec.vcpus, spec.memory, -spec.generation, spec.name)
         )[:MOST_TYPES]
     name, count = request.accelerator.name, request.accelerator.count
-    having = [spec for spec in usable if spec.gpu and spec.gpus >= count and _is(name, spec.gpu)]
+    having = [
+        spec
+        for spec in usable
+        if spec.gpu and spec.gpus >= count and _is_requested_gpu(name, spec.gpu)
+    ]
     fewest = min((spec.gpus for spec in having), default=0)
     return sorted((spec for spec in having if spec.gpus == fewest), key=lambda spec: spec.name)
 
 
-def _is(requested: str, gpu: str) -> bool:
+def _is_requested_gpu(requested: str, gpu: str) -> bool:
     """Return True if a GPU is the requested one.
 
     A GPU that only EC2 has a name for cannot be requested.
@@ -98,7 +104,7 @@ def _is(requested: str, gpu: str) -> bool:
     return requested == gpu or matches(requested, gpu)
 
 
-def _had(request: PoolRequest, instance_type: InstanceType) -> bool:
+def _can_be_rented(request: PoolRequest, instance_type: InstanceType) -> bool:
     return (
         instance_type.architecture == ARCHITECTURE
         and not instance_type.accelerated
@@ -106,15 +112,15 @@ def _had(request: PoolRequest, instance_type: InstanceType) -> bool:
     )
 
 
-def _enough(request: PoolRequest, instance_type: InstanceType) -> bool:
+def _is_large_enough(request: PoolRequest, instance_type: InstanceType) -> bool:
     cpus, memory = request.cpus, request.memory
     if request.accelerator is None:
         cpus = cpus or AtLeast(max(LEAST_CPUS, request.procs_per_node or 1), or_more=True)
         memory = memory or AtLeast(LEAST_MEMORY, or_more=True)
-    return serves(cpus, instance_type.vcpus) and serves(memory, instance_type.memory)
+    return meets(cpus, instance_type.vcpus) and meets(memory, instance_type.memory)
 
 
-def serves(requested: AtLeast | None, has: float) -> bool:
+def meets(requested: AtLeast | None, has: float) -> bool:
     """Return True if an amount meets the request: exactly, or at least."""
     if requested is None:
         return True
@@ -214,7 +220,7 @@ def explain_no_offer(request: PoolRequest, catalogues: Mapping[str, Catalogue]) 
         instance_type
         for catalogue in catalogues.values()
         for instance_type in catalogue.types.values()
-        if _had(request, instance_type)
+        if _can_be_rented(request, instance_type)
     ]
     how = " on spot" if request.spot else ""
     gpu = request.accelerator
@@ -229,7 +235,7 @@ def explain_no_offer(request: PoolRequest, catalogues: Mapping[str, Catalogue]) 
         {
             instance_type.gpus
             for instance_type in types
-            if instance_type.gpu and _is(gpu.name, instance_type.gpu)
+            if instance_type.gpu and _is_requested_gpu(gpu.name, instance_type.gpu)
         }
     )
     if not same:
@@ -247,7 +253,7 @@ def explain_no_offer(request: PoolRequest, catalogues: Mapping[str, Catalogue]) 
             (instance_type.vcpus, instance_type.memory, instance_type.name)
             for instance_type in types
             if instance_type.gpu
-            and _is(gpu.name, instance_type.gpu)
+            and _is_requested_gpu(gpu.name, instance_type.gpu)
             and instance_type.gpus >= gpu.count
         }
     )

@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 from skymagic.errors import CloudError, PoolError
 from skymagic.plan.requests import CloudSettings
-from skymagic.plan.units import roughly
+from skymagic.plan.units import rough_duration
 from skymagic.providers.aws import boot, catalogue, ledger, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.providers.aws.instances import Instance
@@ -220,7 +220,7 @@ class Release:
                     self.problems.append(f"{what} {resource_id} in {self.region}: {problem.reason}")
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
-        self.clients.until_settled(
+        self.clients.retry_until_settled(
             lambda: self.clients.call("ec2", self.region, operation, **{parameter: named}),
             # if machines could not be ended, there is no point in waiting for their network
             0.0 if self.problems else SETTLE_SECONDS,
@@ -275,7 +275,7 @@ def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str
 
     Returns what could not be released.
     """
-    problems = _released([Release(clients, name, tags.filters(job=job)) for name in names])
+    problems = _run_releases([Release(clients, name, tags.filters(job=job)) for name in names])
     if not problems:
         ledger.end(job, exact=False)
         boot.remove_keys(job)
@@ -295,7 +295,7 @@ def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[
             f"{region_inventory.region}: {len(region_inventory.instances)} instances"
             f"{f' of {jobs}' if jobs else ''} …"
         )
-    problems += _released(
+    problems += _run_releases(
         [Release(clients, region_inventory.region, own_tags) for region_inventory in inventories]
     )
     if not problems:
@@ -307,7 +307,7 @@ def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[
     return problems
 
 
-def _released(releases: Sequence[Release]) -> list[str]:
+def _run_releases(releases: Sequence[Release]) -> list[str]:
     """Run releases in parallel and return what could not be released."""
     problems: list[str] = []
     for release, outcome in zip(
@@ -361,7 +361,7 @@ class RentedMachine:
 
     def row(self) -> tuple[object, ...]:
         """Return the machine as a row of a table for users."""
-        age = roughly(time.time() - self.launched)
+        age = rough_duration(time.time() - self.launched)
         return self.id, self.type, self.gpus, self.zone, self.state, age
 
     def plain(self) -> dict[str, object]:

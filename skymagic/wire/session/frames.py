@@ -61,7 +61,7 @@ class Session:
         self._buffer = bytearray()
 
     @property
-    def settled(self) -> bool:
+    def all_acknowledged(self) -> bool:
         """True if the other end has received everything."""
         return not self._unacked
 
@@ -112,7 +112,7 @@ class Session:
         return HEADER.pack(ACK, 0, self.received, 0)
 
     @staticmethod
-    def gone() -> bytes:
+    def gone_frame() -> bytes:
         """Return the last frame of a daemon."""
         return HEADER.pack(GONE, 0, 0, 0)
 

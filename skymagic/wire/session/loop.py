@@ -207,7 +207,7 @@ ACK_FRAMES = 32
 
 
 class SessionLoop:
-    """One end of a session. Everything happens on the thread that calls `step`.
+    """End of a session. Everything happens on the thread that calls `step`.
 
     Args:
         session: sequence numbers, and the frames that are not acknowledged yet.
@@ -273,7 +273,7 @@ class SessionLoop:
         if self._connection is None:
             return
         if now - self._last_in > HEARTBEAT_TIMEOUT:
-            self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
+            self.detach(f"no data arrived for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not self._out:
             # Acknowledge many frames at once. The acknowledgement of a single frame waits for
             # `ACK_DELAY`, so that it can be sent along with data.
@@ -287,7 +287,7 @@ class SessionLoop:
     def send_gone(self) -> None:
         """Send the last frame of a daemon that has cleaned up its node."""
         if self.attached and not self._out:
-            self._write(self.session.gone())
+            self._write(self.session.gone_frame())
 
     def close(self) -> None:
         """Close the connection and all channels. Safe to call twice."""
@@ -397,7 +397,7 @@ class SessionLoop:
                 self._on_frame(frame)
 
     def flush(self) -> None:
-        """Write what is waiting, as far as the connection accepts it."""
+        """Write waiting bytes until the connection accepts no more."""
         while self._connection is not None:
             if not self._out:
                 if not (data := self.session.take(CONNECTION_CHUNK)):
