@@ -138,7 +138,7 @@ class RankAudience:
             rank.output.screen.attach()
 
     def tell(self) -> None:
-        """Send another notebook the ranks' states and the lasting rendezvous values."""
+        """Send another notebook the ranks' states."""
         self._ranks.away = False
         # the earlier notebook's requests (asker 0) to follow logs
         self._ranks.logs.forget(0)
@@ -146,10 +146,6 @@ class RankAudience:
             rank.output.screen.replaced()
         for message in self.states():
             self._send(message)
-        for key, put in self._ranks.values.items():
-            # other keys, KEY/GENERATION, belong to one generation of process groups
-            if "/" not in key:
-                self._send(put)
 
 
 class NodeReader:
