@@ -11,7 +11,7 @@ from skymagic.data.capture.numbering import CELL_FILE
 from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
-from skymagic.plan.units import duration_text, ranges, rank_words, size
+from skymagic.plan.units import count, duration_text, ranges, rank_words, size
 from skymagic.wire.output import Output, OutputText
 from skymagic.wire.queries import Stack, StackFrame
 from skymagic.wire.untrusted import sanitized_line
@@ -27,6 +27,17 @@ NO_ANSWER = f"does not answer: {INTERPRETER_HELD}"
 def last_state(line: str) -> str:
     """Return the final state of a line that was redrawn with carriage returns, as in a terminal."""
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
+
+
+MAX_HOSTS = 5
+"""Number of hosts that a line of progress names."""
+
+
+def connecting_words(hosts: Sequence[str]) -> str:
+    """Return a line of progress about the hosts that a command connects to."""
+    more = len(hosts) - MAX_HOSTS
+    others = f" and {count(more, 'other host')}" if more > 0 else ""
+    return sanitized_line(f"connecting to {', '.join(hosts[:MAX_HOSTS])}{others} …")
 
 
 def unreached(hosts: Sequence[str], away: float | None) -> str:
