@@ -11,26 +11,30 @@ from skymagic.kernels.agent.crash_reports import BEGIN, CrashFilter
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
-notebook = borrowed("--ranks 2", "%%sky_broadcast\nimport ctypes, os, multiprocessing")
+notebook = borrowed("--ranks 2")
+
+CELL = "%%sky_broadcast\nimport ctypes, json, multiprocessing, os, sys\n"
 
 CRASH = "def crash():\n    ctypes.string_at(0)\n"
 FIRST = "if os.environ['RANK'] == '0':\n    "
 MODULE = f"import ctypes\n{CRASH}"
 DIES = {
-    "cell": (f"{CRASH}{FIRST}crash()", ["line 3 of the cell, in crash"]),
+    "cell": (
+        f"{CRASH}{FIRST}crash()",
+        ["line 4 of the cell, in crash", "line 6 of the cell, in <module>"],
+    ),
     "module": (f"import crashing\n{FIRST}crashing.crash()", ['crashing.py", line 3 in crash']),
     "below a library": (
-        f"import json\n{CRASH}json.JSONEncoder.default = lambda self, x: crash()\n"
-        f"{FIRST}json.dumps(object())",
+        f"{CRASH}json.JSONEncoder.default = lambda self, x: crash()\n{FIRST}json.dumps(object())",
         ["line 4 of the cell, in crash", "line 5 of the cell, in <lambda>"],
     ),
     "fatal error": (
         f"{FIRST}ctypes.pythonapi.Py_FatalError(b'broken')",
-        ["line 3 of the cell, in <module>"],
+        ["line 4 of the cell, in <module>"],
     ),
     "recursion": (
         f"def f(n):\n    ctypes.string_at(0) if n == 0 else f(n - 1)\n{FIRST}f(90)",
-        ["line 3 of the cell, in f"],
+        ["line 4 of the cell, in f"],
     ),
 }
 
@@ -47,7 +51,7 @@ def only_users_frames(stderr: str) -> None:
 def test_cell_shows_only_the_users_frames(notebook: Notebook, case: str) -> None:
     body, frames = DIES[case]
     (notebook.folder / "crashing.py").write_text(MODULE)
-    shown = notebook.finish(notebook.start(f"%%sky_broadcast\n{body}"))
+    shown = notebook.finish(notebook.start(f"{CELL}{body}"))
     assert shown.failure.ename == "RankDied"
     assert "Fatal Python error: " in shown.stderr
     for frame in frames:
@@ -60,7 +64,7 @@ def test_cell_shows_only_the_users_frames(notebook: Notebook, case: str) -> None
 
 def test_child_that_crashes_is_shown_likewise(notebook: Notebook) -> None:
     shown = notebook.run(
-        f"%%sky_broadcast\nimport sys\n{CRASH}child = multiprocessing.get_context('fork').Process(target=crash)\n"
+        f"{CELL}{CRASH}child = multiprocessing.get_context('fork').Process(target=crash)\n"
         "child.start(); child.join()\n"
         "print('child:', child.exitcode)\nprint('after', file=sys.stderr)\nos.write(2, b'raw\\n');"
     )
