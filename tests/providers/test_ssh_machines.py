@@ -224,7 +224,7 @@ def test_a_restart_amid_a_cut_fails_in_words_and_one_after_it_mends(
     two: tuple[Machines, Notebook],
 ) -> None:
     hosts, notebook = two
-    notebook.run("%%sky_broadcast\nkept = 1")
+    notebook.run("%%sky_broadcast\nheld = 1")
     hosts[1].cut()
     error = notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)")
     assert lost_with(notebook, error) == "h2"
@@ -236,13 +236,13 @@ def test_a_restart_amid_a_cut_fails_in_words_and_one_after_it_mends(
         assert re.search(r"\bh2 .*\b2 s\b", refused.text)
         assert "another notebook" not in refused.text
         assert "Traceback" not in refused.text
-        notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
+        notebook.run("%%sky_broadcast -t 0,1 -o there\nheld")
         assert notebook.value("there") == [1, 1]
     notebook.run("agents.REVIVE_TIMEOUT = patience")
     hosts[1].mend()
     notebook.run("%sky_restart --rank 2,3")
-    notebook.run("%%sky_broadcast -o kept\nglobals().get('kept')")
-    assert notebook.value("kept") == [1, 1, None, None]
+    notebook.run("%%sky_broadcast -o seen\nglobals().get('held')")
+    assert notebook.value("seen") == [1, 1, None, None]
     assert re.search(r"pool 'lab' is down", notebook.run("%sky_down").text)
     gone, alive = psutil.wait_procs(hosts[1].processes(), timeout=20)
     assert alive == []

@@ -129,7 +129,7 @@ def test_hosts_are_named_before_they_answer(tmp_path: Path, more: str) -> None:
         with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
             start = notebook.start(pool)
             line = "connecting to h1, h2, h3, h4, h5 and 2 other hosts …\n"
-            notebook.watch(start, lambda shown: line in shown.stderr)
+            notebook.watch(start, lambda shown: line in shown.text)
             gate.touch()
             notebook.finish(start)
             assert start.error is None, start.error
@@ -139,7 +139,7 @@ def test_hosts_are_named_before_they_answer(tmp_path: Path, more: str) -> None:
             gate.unlink()
             notebook.run("%load_ext skymagic")
             attach = notebook.start("%sky_attach lab")
-            notebook.watch(attach, lambda shown: line in shown.stderr)
+            notebook.watch(attach, lambda shown: line in shown.text)
             gate.touch()
             notebook.finish(attach)
             assert attach.error is None, attach.error
