@@ -202,7 +202,9 @@ def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> 
 
 def _stopped_words(ranks: Sequence[int], cause: RankFailure, are_intact: bool) -> str:
     """Return why ranks were stopped, and what to do next if no rank has to be restarted."""
-    number, failed = len(ranks), "died" if cause.died else "failed"
+    number, failed = len(ranks), "failed"
+    if cause.died:
+        failed = "died" if cause.status is not None else "cannot be reached"
     was = verb_form(number, "was", "were")
     text = f"{rank_words(ranks)} {was} stopped because rank {cause.rank} {failed}"
     if not are_intact:
