@@ -36,8 +36,8 @@ MAX_HOSTS = 5
 def connecting_words(hosts: Sequence[str]) -> str:
     """Return a line of progress about the hosts that a command connects to."""
     more = len(hosts) - MAX_HOSTS
-    others = f" and {count(more, 'other host')}" if more > 0 else ""
-    return sanitized_line(f"connecting to {', '.join(hosts[:MAX_HOSTS])}{others} …")
+    more_hosts = f" and {count(more, 'other host')}" if more > 0 else ""
+    return sanitized_line(f"connecting to {', '.join(hosts[:MAX_HOSTS])}{more_hosts} …")
 
 
 def unreached(hosts: Sequence[str], away: float | None) -> str:

@@ -64,7 +64,9 @@ def last(entries: Iterable[Iterable[Entry]], count: int, pattern: str) -> list[E
     # Only the last entries of each process are kept in memory: its two files may have 10 MB. They
     # are sorted because threads may write in another order than that of their records' times.
     matches = re.compile(pattern).search
-    matching = [deque((entry for entry in one if matches(str(entry))), count) for one in entries]
+    matching = [
+        deque((entry for entry in process if matches(str(entry))), count) for process in entries
+    ]
     return list(deque(heapq.merge(*(sorted(queue) for queue in matching)), count))
 
 

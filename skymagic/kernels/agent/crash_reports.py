@@ -44,16 +44,16 @@ class CrashFilter:
                 before, begin, after = data.partition(BEGIN)
                 shown, data, self._in_report = shown + before, begin + after, bool(begin)
                 continue
-            line, newline, rest = data.partition(b"\n")
+            line, newline, next_lines = data.partition(b"\n")
             if not newline and any(
-                line.startswith(known) or known.startswith(line) for known in BEGINNINGS
+                line.startswith(beginning) or beginning.startswith(line) for beginning in BEGINNINGS
             ):
                 self._incomplete = line
                 return shown
             text = line.decode(errors="replace")
             self._in_report = REPORT_LINE.match(text) is not None
             if self._in_report:
-                shown, data = shown + self._shown_line(text).encode(), rest
+                shown, data = shown + self._shown_line(text).encode(), next_lines
         return shown
 
     def end(self) -> bytes:
