@@ -72,7 +72,6 @@ class Agents(AgentRequests):
         self._observer = observer
         self._unreachable: set[int] = set()  # lost nodes that may still run, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be notified
-        self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._routes = Routes(self, self._links, self._calls)
         self._liveness = Liveness(self._note_link, self._routes.is_reachable, self._give_up)
@@ -368,8 +367,6 @@ class Agents(AgentRequests):
         for index in indices:
             link = self._links.add(index, transports[index])
             link.send(self._node_specs[index])
-            for offer in self._offers.values():
-                link.send(offer)
 
     def _pass_on(self, index: int, message: wire.InterruptionNotice | wire.HookEnded) -> None:
         """Tell the ranks of all other nodes about a machine that will be reclaimed."""
@@ -404,9 +401,6 @@ class Agents(AgentRequests):
             died = self._apply(index, message)
             self._changed.notify_all()
         if isinstance(message, wire.RendezvousKey):
-            # a key without a generation holds for all of them, also for agents started later
-            if not message.key.partition("/")[2]:
-                self._offers[message.key] = message
             self._links.send_others(index, message)
         if self._closing:
             return

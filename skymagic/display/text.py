@@ -28,6 +28,17 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
 
 
+MAX_HOSTS = 5
+"""Number of hosts that a line of progress names."""
+
+
+def connecting_words(hosts: Sequence[str]) -> str:
+    """Return a line of progress about the hosts that a command connects to."""
+    more = len(hosts) - MAX_HOSTS
+    more_hosts = f" and {count(more, 'other host')}" if more > 0 else ""
+    return sanitized_line(f"connecting to {', '.join(hosts[:MAX_HOSTS])}{more_hosts} …")
+
+
 def unreached(hosts: Sequence[str], away: float | None) -> str:
     """Return a text about hosts that could not be informed of their pool's end, or ""."""
     if not hosts:

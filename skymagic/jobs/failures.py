@@ -22,7 +22,7 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words, verb_form
 from skymagic.pool import Pool, messages
 from skymagic.pool.status import State
-from skymagic.run.results import RankFailure, error_of
+from skymagic.run.results import KILLED, RankFailure, error_of
 from skymagic.run.state import Limits, Report
 from skymagic.wire.outcome import Failure
 from skymagic.wire.processes import describe
@@ -164,7 +164,7 @@ def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
             )
         elif rank.died is not None:
             failures_by_rank.append(
-                RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True)
+                RankFailure(number, host, KILLED, "it could not be stopped otherwise", freed=True)
             )
         elif (failure := rank.failure) is not None:
             failures_by_rank.append(

@@ -35,7 +35,7 @@ from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
 from skymagic.jobs.cell import showing_end
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
-from skymagic.plan.units import Selection, count, rank_words
+from skymagic.plan.units import Selection, count, rank_words, verb_form
 from skymagic.pool import Pool
 from skymagic.pool.runs import UnfinishedRun
 from skymagic.run import interrupt
@@ -412,7 +412,11 @@ def script_error(
         if not end.stopped and end.node not in same_nodes
     ]
     stopped = [end.node for end in other_ends if end.stopped]
-    lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
+    if stopped:
+        lines.append(
+            f"{node_words(stopped)} {verb_form(len(stopped), 'was', 'were')} stopped "
+            f"because node {root.node} failed"
+        )
     error = ScriptError(
         "\n".join([*lines, *hints(root, has_torch=has_torch), *notes]),
         node=root.node,

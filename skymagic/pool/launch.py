@@ -20,6 +20,7 @@ from skymagic.display import live, panel
 from skymagic.display.live import ask_yes_no
 from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
+from skymagic.display.text import connecting_words
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
@@ -499,7 +500,7 @@ def attach(
     with records.locked(
         record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")
     ):
-        pool, unfinished = _attach(name, namespace, defaults, take_over)
+        pool, unfinished = _attach(name, namespace, defaults, tell, take_over)
     logger.info(
         "attached to the pool: pool=%s job=%s unfinished_runs=%s",
         pool.name,
@@ -519,7 +520,11 @@ def attach(
 
 
 def _attach(
-    name: str, namespace: Namespace, defaults: Defaults, take_over: bool
+    name: str,
+    namespace: Namespace,
+    defaults: Defaults,
+    tell: Callable[[str], None],
+    take_over: bool,
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     own = [*registry.pools(), *registry.ended_pools()]
@@ -549,6 +554,8 @@ def _attach(
             names=[name],
         )
     key = keys.attachable(record.job_id)
+    if key.plan.remote:
+        tell(connecting_words(key.plan.hosts))
     attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]
     if isinstance(key.accesses[0], head.NodeAccess):  # this is a notebook job on the pool's head
         pool_request = key.plan.request  # the head has no credentials of the cloud

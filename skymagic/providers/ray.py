@@ -473,7 +473,9 @@ class Ray:
         if mistakes:
             raise RequestError(mistakes)
         shape = topology(request)
-        link = RayLink(request.address or _address())
+        address = request.address or _address()
+        say(f"connecting to Ray at {address} …")
+        link = RayLink(address)
         try:
             # runs while the driver imports Ray, which takes most of a second
             (needed,) = start_all([lambda: ssh.needs(request, shape, say)], name="skymagic-needs")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from skymagic.cluster import Node
 from skymagic.display.live import secret_prompt
 from skymagic.display.panel import StartStep
+from skymagic.display.text import connecting_words
 from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
@@ -160,6 +161,8 @@ class Slurm:
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Query what the cluster offers. Submits nothing."""
+        if request.login:
+            say(connecting_words([request.login]))
         with contextlib.ExitStack() as opened:
             survey = self._plan(
                 request, opened.enter_context(contextlib.closing(_login(request))), say

@@ -23,6 +23,7 @@ from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
 from skymagic.display.live import secret_prompt
 from skymagic.display.panel import environment_step
+from skymagic.display.text import connecting_words
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions, gpus
 from skymagic.plan.image import Image, project
@@ -87,8 +88,10 @@ class SSH:
         """Connect to all hosts and inspect them. Changes nothing on them."""
         endpoints = _endpoints(request)
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
-        image, requirements = needs(request, shape, say)
         selected = endpoints[: shape.nodes]
+        # at once: connecting, inspecting the hosts and planning their packages may take seconds
+        say(connecting_words([endpoint.label for endpoint in selected]))
+        image, requirements = needs(request, shape, say)
         connections = connecting.connect_all(selected, secret_prompt())
         try:
             facts = call_concurrently(

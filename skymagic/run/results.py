@@ -16,7 +16,7 @@ from skymagic.data.capture.numbering import CELL_FILE
 from skymagic.data.values.exceptions import bare, fill, members, state_of
 from skymagic.errors import RankDied, RankError, RankReport, RunError
 from skymagic.plan.masking import without_colours
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import rank_words, verb_form
 
 _NAMED_ONLY = (SystemExit, GeneratorExit, asyncio.CancelledError, SyntaxError)
 """Types that an error only names instead of deriving from them.
@@ -100,6 +100,8 @@ PEER_TEXTS = re.compile(
     "connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote"
 )
 """Messages of ranks whose peer went away: a consequence, not a cause."""
+KILLED = "Killed"
+"""Name of the error of a rank that did not stop, although another rank had failed."""
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,26 @@ def other_failure_lines(cause: RankFailure, failures: Sequence[RankFailure]) -> 
         if not failure.is_secondary:
             ranks_by_words.setdefault(without_colours(failure.summary), []).append(failure.rank)
     lines = [f"{rank_words(ranks)}: {summary}"[:200] for summary, ranks in ranks_by_words.items()]
-    # failures that only follow from another one are summed up in a line
-    if stopped := [failure.rank for failure in other_failures if failure.is_secondary]:
-        lines.append(f"{rank_words(stopped)} had to be stopped")
+    # Failures that only follow from another one are summed up in a line. Killed ranks have one of
+    # their own, with what becomes of them.
+    stopped = [item.rank for item in other_failures if item.is_secondary and item.ename != KILLED]
+    if stopped:
+        are_intact = not any(item.died or item.ename == KILLED for item in failures)
+        lines.append(_stopped_words(stopped, cause, are_intact))
     return lines
+
+
+def _stopped_words(ranks: Sequence[int], cause: RankFailure, are_intact: bool) -> str:
+    """Return why ranks were stopped, and what to do next if no rank has to be restarted."""
+    number, failed = len(ranks), "failed"
+    if cause.died:
+        failed = "died" if cause.status is not None else "cannot be reached"
+    was = verb_form(number, "was", "were")
+    text = f"{rank_words(ranks)} {was} stopped because rank {cause.rank} {failed}"
+    if not are_intact:
+        return text
+    keep = verb_form(number, "it keeps its variables", "they keep their variables")
+    return f"{text}; {keep}: correct the error and run the cell again"
 
 
 def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] = ()) -> RunError:

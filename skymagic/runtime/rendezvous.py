@@ -90,6 +90,11 @@ def _key(name: str) -> str:
     return f"{_state.prefix}{name}/{generation()}"
 
 
+def belongs_to(key: str, generation: int) -> bool:
+    """Return True if a key is of this generation; names and prefixes may contain slashes."""
+    return key.rpartition("/")[2] == str(generation)
+
+
 def put(name: str, value: Any) -> None:
     """Set a value of this generation on all ranks of the pool.
 

@@ -28,15 +28,17 @@ class SocketChannel:
         self._status = -1
         self.status_event = threading.Event()
         self._streams, self._theirs = socket.socketpair()
+        self._output = self._streams  # output is read from here
         self._errors, self._their_errors = socket.socketpair()
 
     def settimeout(self, timeout: float | None) -> None:
         """Set the timeout of the streams, in seconds."""
-        self._streams.settimeout(timeout)
+        for stream in (self._streams, self._output):
+            stream.settimeout(timeout)
 
     def recv(self, nbytes: int) -> bytes:
         """Return bytes of its output."""
-        return _received(self._streams, min(nbytes, 1 << 20))
+        return _received(self._output, min(nbytes, 1 << 20))
 
     def recv_stderr(self, nbytes: int) -> bytes:
         """Return bytes of its standard error."""
@@ -44,7 +46,7 @@ class SocketChannel:
 
     def recv_ready(self) -> bool:
         """Return True if output, or its end, can be read."""
-        return bool(select.select([self._streams], [], [], 0)[0])
+        return bool(select.select([self._output], [], [], 0)[0])
 
     def send(self, data: bytes) -> int:
         """Send some of these bytes to its standard input."""
@@ -69,11 +71,12 @@ class SocketChannel:
             return
         self.closed = True
         # this ends all reads and writes at either end
-        for stream in (self._streams, self._errors):
+        own = (self._streams, self._output, self._errors)
+        for stream in own:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._end()
-        for end in (self._streams, self._errors, self._theirs, self._their_errors):
+        for end in (*own, self._theirs, self._their_errors):
             end.close()
 
     def _end(self) -> None:
@@ -93,17 +96,20 @@ class CommandChannel(SocketChannel):
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], lost: int = -1) -> None:
         super().__init__()
+        # A program must not have one socket as both streams. One that is built on asyncio watches
+        # its output for the end of the reader, takes incoming data for it, and closes.
+        self._output, self._their_output = socket.socketpair()
         self._lost = lost
         self._command, self._env = tuple(command), dict(env)
         self._program: subprocess.Popen[bytes] | None = None
 
     def exec_command(self, command: str) -> None:
         """Start the program with this command line as its last argument."""
-        with self._theirs, self._their_errors:
+        with self._theirs, self._their_output, self._their_errors:
             self._program = subprocess.Popen(
                 [*self._command, command],
                 stdin=self._theirs.fileno(),
-                stdout=self._theirs.fileno(),
+                stdout=self._their_output.fileno(),
                 stderr=self._their_errors.fileno(),
                 env=self._env,
                 start_new_session=True,  # a terminal's Ctrl-C is meant for the notebook
@@ -117,6 +123,7 @@ class CommandChannel(SocketChannel):
         self.status_event.set()
 
     def _end(self) -> None:
+        self._their_output.close()
         if self._program is not None and self._program.poll() is None:
             self._program.terminate()
             if not self.status_event.wait(END_SECONDS):

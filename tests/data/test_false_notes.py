@@ -60,6 +60,23 @@ def test_note(notebook: Notebook, cell: str) -> None:
     )
 
 
+MADE = {
+    "plain": "made = types.ModuleType('made_here')",
+    "subclass": "class Lazy(types.ModuleType):\n    def __getattr__(self, name): raise AttributeError(name)\nmade = Lazy('made_here')",
+    "dotted": "made = types.ModuleType('json.made_here')",
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_module_made_in_the_notebook_travels_without_a_note(notebook: Notebook, kind: str) -> None:
+    notebook.run(f"import types\n{MADE[kind]}\nmade.value = 1")
+    for value in (1, 2):
+        shown = notebook.run("%%sky_broadcast -o r\nmade.value;")
+        assert not NOTED.search(shown.said)
+        assert notebook.value("r") == [value, value]
+        notebook.run("made.value = 2")
+
+
 def test_note_for_a_function_of_an_earlier_cell(golden: Golden, notebook: Notebook) -> None:
     notebook.run("def much_later(): json.decoder.later = 1")
     assert not NOTED.search(notebook.run(USE).said)

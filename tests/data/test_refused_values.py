@@ -18,6 +18,17 @@ class P:
     @property
     def __class__(self): return type(object.__getattribute__(self, 'inner'))
 """
+CLAIMS = """
+import threading, types
+class C:
+    def __init__(self): self.lock = threading.Lock()
+    @property
+    def __class__(self): return {}
+x = [C()]"""
+MOCK = """
+import threading, types, unittest.mock
+x = unittest.mock.NonCallableMagicMock(spec={})
+x.lock = threading.Lock()"""
 REFUSED = {
     "bar of a notebook": ("from tqdm.notebook import tqdm\nx = tqdm(range(3))", "progress bar"),
     "bar in a list": ("from tqdm.auto import tqdm\nx = [tqdm(total=3)]", "progress bar"),
@@ -36,6 +47,16 @@ REFUSED = {
         "class A:\n    def __getattribute__(self, name): return lambda *a: None\nx = [A()]",
         "cannot be pickled",
     ),
+    "claims to be a function": (
+        CLAIMS.format("types.FunctionType"),
+        "x[0].lock (thread.lock) is a lock",
+    ),
+    "claims to be a class": (CLAIMS.format("type"), "x[0].lock (thread.lock) is a lock"),
+    "claims to be a list": (CLAIMS.format("list"), "x[0].lock (thread.lock) is a lock"),
+    "refuses to say what it is": (CLAIMS.format("1 / 0"), "x[0].lock (thread.lock) is a lock"),
+    "mock of a dict": (MOCK.format("dict"), "is a lock"),
+    "mock of a list": (MOCK.format("list"), "is a lock"),
+    "mock of a method": (MOCK.format("[].append"), "is a lock"),
     "proxy of a lock": (PROXY + "import threading\nx = P({'a': threading.Lock()})", "cannot"),
 }
 ARRIVES = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from skymagic.pool.messages import suggest_without_ranks, suggestions_without_ranks, variables_then
-from skymagic.run.results import RankFailure, heading, other_failure_lines
+from skymagic.run.results import KILLED, RankFailure, heading, other_failure_lines
 from tests.lab.golden import Golden
 
 
@@ -49,6 +49,17 @@ def test_ranks_that_were_only_stopped_have_not_failed_alike(golden: Golden) -> N
     golden(summary(cause, [cause, *(failed(rank, freed=True) for rank in (1, 2, 3))], 4))
     alike = [failed(rank, ename="ValueError") for rank in range(4)]
     golden(summary(alike[0], alike, 4))
+
+
+def test_why_ranks_were_stopped(golden: Golden) -> None:
+    others = [failed(0, freed=True), failed(2, freed=True)]
+    died = RankFailure(1, "here", "", "", died="SIGKILL", status=-9)
+    lost = RankFailure(1, "here", "", "", died="here does not answer")
+    killed = RankFailure(2, "here", KILLED, "", freed=True)
+    golden(summary(failed(1), [*others, failed(1)], 3))
+    golden(summary(died, [*others, died], 3))
+    golden(summary(lost, [*others, lost], 3))
+    golden(summary(failed(1), [others[0], failed(1), killed], 3))
 
 
 def test_a_colour_is_not_cut_in_half() -> None:

@@ -220,6 +220,35 @@ def test_machine_returns_after_a_network_cut(two: tuple[Machines, Notebook]) -> 
     assert notebook.value("kept") == [1, 1, None, None]
 
 
+def test_a_restart_amid_a_cut_fails_in_words_and_one_after_it_mends(
+    two: tuple[Machines, Notebook],
+) -> None:
+    hosts, notebook = two
+    notebook.run("%%sky_broadcast\nheld = 1")
+    hosts[1].cut()
+    error = notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)")
+    assert lost_with(notebook, error) == "h2"
+    notebook.run(
+        "from skymagic.cluster import agents\npatience, agents.REVIVE_TIMEOUT = agents.REVIVE_TIMEOUT, 2.0"
+    )
+    for line in ("%sky_restart", "%sky_restart --rank 2,3", "%sky_restart"):
+        refused = notebook.fail(line)
+        assert re.search(r"\bh2 .*\b2 s\b", refused.text)
+        assert "another notebook" not in refused.text
+        assert "Traceback" not in refused.text
+        notebook.run("%%sky_broadcast -t 0,1 -o there\nheld")
+        assert notebook.value("there") == [1, 1]
+    notebook.run("agents.REVIVE_TIMEOUT = patience")
+    hosts[1].mend()
+    notebook.run("%sky_restart --rank 2,3")
+    notebook.run("%%sky_broadcast -o seen\nglobals().get('held')")
+    assert notebook.value("seen") == [1, 1, None, None]
+    assert re.search(r"pool 'lab' is down", notebook.run("%sky_down").text)
+    gone, alive = psutil.wait_procs(hosts[1].processes(), timeout=20)
+    assert alive == []
+    notebook.run(f"{POOL} --plugin torch")
+
+
 def test_a_pool_that_ends_while_a_machine_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     """It is notified when it returns, even after a restart that did not reach it."""
     hosts, notebook = two

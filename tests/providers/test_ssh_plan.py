@@ -100,3 +100,47 @@ def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
             [],
             [],
         ]
+
+
+SLOW_RELAY = """\
+import os, pathlib, socket, sys, threading, time
+while not pathlib.Path(sys.argv[3]).exists():
+    time.sleep(0.05)
+sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+threading.Thread(target=lambda: [os.write(1, data) for data in iter(lambda: sock.recv(65536), b"")], daemon=True).start()
+for data in iter(lambda: os.read(0, 65536), b""):
+    sock.sendall(data)
+"""
+
+
+@pytest.mark.parametrize("more", ["", " --dry-run", " --lazy"])
+def test_hosts_are_named_before_they_answer(tmp_path: Path, more: str) -> None:
+    """The hosts answer only once the line has been read."""
+    gate, relay = tmp_path / "gate", tmp_path / "relay"
+    relay.write_text(SLOW_RELAY)
+    with loopback(tmp_path / "hosts", 7) as hosts:
+        home = home_that_knows(hosts, tmp_path / "client")
+        config = home / ".ssh" / "config"
+        slow = f"Host h*\n  ProxyCommand {sys.executable} {relay} %h %p {gate}\n"
+        config.write_text(slow + config.read_text())
+        pool = (
+            f"%sky_pool lab --provider ssh --hosts h[1-7] --python {sys.executable} --detach{more}"
+        )
+        with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
+            start = notebook.start(pool)
+            line = "connecting to h1, h2, h3, h4, h5 and 2 other hosts …\n"
+            notebook.watch(start, lambda shown: line in shown.text)
+            gate.touch()
+            notebook.finish(start)
+            assert start.error is None, start.error
+            if more:
+                return
+            notebook.restart()
+            gate.unlink()
+            notebook.run("%load_ext skymagic")
+            attach = notebook.start("%sky_attach lab")
+            notebook.watch(attach, lambda shown: line in shown.text)
+            gate.touch()
+            notebook.finish(attach)
+            assert attach.error is None, attach.error
+            notebook.run("%sky_down lab")

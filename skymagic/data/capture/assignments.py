@@ -13,6 +13,7 @@ import ast
 import contextlib
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -184,6 +185,8 @@ def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterat
         ):
             module, depth = inner, depth + 1
         if isinstance(module, types.ModuleType) and depth < len(path):
+            if module.__name__ not in sys.modules:
+                continue  # no import finds it: it is a value, which travels with its attributes
             of_class = isinstance(inner, type) and depth + 1 < len(path)
             if of_class and in_packages(getattr(module, "__file__", None) or ""):
                 continue  # handled by `class_attributes`

@@ -15,6 +15,7 @@ children       owner of the child process, the forkserver
 forkserver     entry point of the forkserver, which also ends processes that ranks leave behind
 discovery      find the addresses by which the nodes reach each other
 output         the output of a rank: pipes → complete log → text for the screen → uplink
+crash_reports  shorten Python's reports of crashes to the user's frames
 replay_buffer  bounded buffers of output and metrics for a notebook that is away or takes over
 logs           log files of ranks: bounded, read and followed, with the position of each run
 ending         unrequested ends: signals (after ranks' hooks), EC2 notices, runs without a notebook

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
+from skymagic.kernels.agent.crash_reports import CrashFilter
 from skymagic.kernels.agent.logs import RankLog
 from skymagic.kernels.agent.replay_buffer import (
     DisplayBuffer,
@@ -257,6 +258,7 @@ class OutputFilter:
         self._last_sent = 0.0
         self._waiting: list[tuple[str, str]] = []
         """Batched text with the name of its stream, in order of arrival."""
+        self._crashes = CrashFilter()
         self._updated: dict[str, str] = {}  # latest state of updated displays, by id
 
     def begin(self, message: BeginOutput, now: float) -> None:
@@ -324,6 +326,8 @@ class OutputFilter:
                 self._take(pipe, data, now)
             if last:
                 self._waiting += [(name, text) for name, text in pipe.end() if text]
+        if last and (rest := self._crashes.end()):
+            self._waiting.append(("stderr", rest.decode(errors="replace")))
         self.flush(now)
 
     def flush(self, now: float) -> None:
@@ -351,6 +355,8 @@ class OutputFilter:
         self.log.write(b"".join(text for _, text in parts))
         if (bucket := self._bucket) is None:
             return
+        if pipe.name == "stderr":
+            parts = [(name, self._crashes.feed(text)) for name, text in parts]
         for name, text in parts:
             was_held_back = bucket.held_back
             if bucket.admit(len(text), now):

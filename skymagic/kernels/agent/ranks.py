@@ -24,6 +24,7 @@ from skymagic.kernels.agent.uplink import RankInput
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
+from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire import debug_log, processes
 from skymagic.wire.output import OutputComplete
@@ -167,10 +168,11 @@ class Ranks:
     def _spawn(self, spec: wire.RankSpec) -> None:
         self._replace(spec.rank)
         self.dead.pop(spec.rank, None)
-        # keep values of this generation, and those whose key names no generation
-        lasting = ("", str(spec.generation))
+        # values of earlier generations concern ranks that have read them
         self.values = {
-            key: entry for key, entry in self.values.items() if key.partition("/")[2] in lasting
+            key: entry
+            for key, entry in self.values.items()
+            if rendezvous.belongs_to(key, spec.generation)
         }
         self._spawned += 1
         ident = f"{self._job_id}-{spec.rank}-{self._nonce}-{self._spawned}"

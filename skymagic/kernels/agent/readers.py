@@ -138,7 +138,7 @@ class RankAudience:
             rank.output.screen.attach()
 
     def brief_new_notebook(self) -> None:
-        """Send another notebook the ranks' states and the lasting rendezvous values."""
+        """Send another notebook the ranks' states."""
         self._ranks.away = False
         # the earlier notebook's requests (asker 0) to follow logs
         self._ranks.logs.forget(0)
@@ -147,10 +147,6 @@ class RankAudience:
         # before the states: the notebook asks for the rest once it knows these
         for message in (*self._ranks.delivered(), *self.states()):
             self._send(message)
-        for key, put in self._ranks.values.items():
-            # other keys, KEY/GENERATION, belong to one generation of process groups
-            if "/" not in key:
-                self._send(put)
 
 
 class NodeReader:
