@@ -120,7 +120,12 @@ def test_a_process_that_stood_still_for_a_while(tmp_path: Path) -> None:
         cells = [
             notebook.start(RANKS if name == "rank" else KILLS) for name, notebook in pools.items()
         ]
-        resumed = threading.Timer(14.0, lambda: [process.resume() for process in stopped])
+
+        def resume() -> None:
+            for process in stopped:
+                process.resume()
+
+        resumed = threading.Timer(14.0, resume)
         resumed.start()
         for (name, notebook), cell in zip(pools.items(), cells, strict=True):
             notebook.finish(cell)
