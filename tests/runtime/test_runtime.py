@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,9 @@ import pytest
 from nbclient import NotebookClient
 
 import skymagic as sky
+from skymagic.kernels.network import interfaces
 from skymagic.runtime import info as runtime
+from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, Peer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,3 +288,25 @@ def test_in_a_notebook_without_a_pool() -> None:
         "before\n",
         "after\n",
     ]
+
+
+# ------------------------------------------------------------------------------------------ ports
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {rendezvous.free_port("127.0.0.1") for _ in range(20)}
+    assert len(ports) > 1
+    assert not [port for port in ports if first <= port <= last]
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_free_port_where_the_machine_does_not_know_its_own_address() -> None:
+    socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()
+
+
+def test_the_interface_is_meant_whole() -> None:
+    info = InstanceInfo(head_addr="127.0.0.1")
+    assert interfaces(info, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert interfaces(info, {"NCCL_SOCKET_IFNAME": "eth"}) == {"GLOO_SOCKET_IFNAME": "lo"}

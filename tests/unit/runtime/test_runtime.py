@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -14,7 +12,6 @@ import pytest
 import skymagic as sky
 from skymagic.errors import SkyError
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.golden import Golden
 
@@ -159,19 +156,3 @@ def test_decorated_functions_travel() -> None:
 
     assert cloudpickle.loads(cloudpickle.dumps(f))() == 1
     assert cloudpickle.loads(cloudpickle.dumps(sky.silent)) == sky.silent
-
-
-# ------------------------------------------------------------------------------------------ ports
-
-
-def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = {rendezvous.free_port("127.0.0.1") for _ in range(20)}
-    assert len(ports) > 1
-    assert not [port for port in ports if first <= port <= last]
-    for port in ports:
-        socket.create_server(("127.0.0.1", port)).close()
-
-
-def test_a_free_port_where_the_machine_does_not_know_its_own_address() -> None:
-    socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()
