@@ -392,11 +392,11 @@ MUTATIONS = (
     ),
     Mutation(
         "follow from the beginning",
-        "pool/dispatch.py",
-        "{rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}",
-        "dict.fromkeys(submission.ranks, 0)",
-        "the next notebook shows what is new",
-        (SURVIVAL,),
+        "kernels/agent/ranks.py",
+        "rank.output.screen.follow(shown)",
+        "rank.output.screen.follow(0)",
+        "a notebook that takes over gets what it has not shown",
+        (AGENT_OUTPUT,),
     ),
     Mutation(
         "piece repeated after a takeover",

@@ -291,7 +291,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def place_of(nodeid: str) -> str:
-    """Where a test of the promises runs, other than on this machine, or a contract on Ray; "" for all other tests."""
+    """Where a test of the promises runs, other than on this machine, or any test on Ray; "" for all other tests."""
+    if re.match(r"tests/providers/test_(ray_pools|sealed_channels_of_ray)\.py::", nodeid):
+        return "tests on ray"
     found = re.fullmatch(
         r"tests/(promises/.*?[\[-](ssh|slurm|kubernetes|ray)|contracts/.*?[\[-](ray))[\]-].*",
         nodeid,
