@@ -370,9 +370,9 @@ MUTATIONS = (
         "control behind output",
         "kernels/agent/uplink.py",
         "        if self._control:\n            data",
-        "        if self._control and not (self._output and self._credit > 0):\n            data",
+        "        if self._control and not self._output:\n            data",
         "output delays no answer",
-        (OUTPUT,),
+        (AGENT_OUTPUT,),
     ),
     Mutation(
         "last output of a killed rank lost",
