@@ -375,11 +375,11 @@ MUTATIONS = (
         (AGENT_OUTPUT,),
     ),
     Mutation(
-        "last output of a killed rank lost",
+        "output of a killed rank never ends",
         "kernels/agent/ranks.py",
         "        rank.output.end(time.monotonic())\n",
-        "        rank.output.screen.end()\n",
-        "what a rank printed before it died is shown",
+        "",
+        "a rank's death ends its cell",
         (FAILURE,),
     ),
     Mutation(
