@@ -375,11 +375,11 @@ MUTATIONS = (
         (AGENT_OUTPUT,),
     ),
     Mutation(
-        "output of a killed rank never ends",
+        "last output of a killed rank lost",
         "kernels/agent/ranks.py",
         "        rank.output.end(time.monotonic())\n",
-        "",
-        "a rank's death ends its cell",
+        "        rank.output.screen.end()\n",
+        "what a rank wrote before it died is shown, or said to be left out",
         (FAILURE,),
     ),
     Mutation(

@@ -94,6 +94,14 @@ def test_a_segmentation_fault_is_named(pool: Notebook) -> None:
     assert seen(pool, "1 + 1") == [2, 2]
 
 
+def test_what_a_rank_wrote_before_it_died_is_shown_or_said_to_be_left_out(pool: Notebook) -> None:
+    body = "print('flood ' * 400_000, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)"
+    shown = pool.finish(pool.start(f"%%sky_broadcast\nif rank == 0:\n    {body}\ndist.barrier()"))
+    assert shown.failure.ename == "RankDied"
+    assert "of rank 0's output not shown" in shown.text
+    assert seen(pool, "1 + 1") == [2, 2]
+
+
 def test_an_exit_status_is_told(pool: Notebook) -> None:
     failure = pool.fail("%%sky_broadcast\nif rank == 0:\n    os._exit(17)\ntime.sleep(60)")
     assert failure.ename == "RankDied"
