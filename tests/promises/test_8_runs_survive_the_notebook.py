@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
-
+from tests.lab.desk import killed
 from tests.lab.notebook import Notebook, Shown, seen
 from tests.lab.sites import Site
 from tests.lab.waiting import until
@@ -42,13 +41,6 @@ def left_at_work(notebook: Notebook, cell: str, count: int) -> Shown:
     return notebook.watch(running, lambda shown: "step 5\n" in shown.stdout)
 
 
-def kill(notebook: Notebook) -> None:
-    """End a kernel as the system does when memory runs out."""
-    process = psutil.Process(notebook.pid)
-    process.kill()
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
 def steps(shown: Shown) -> list[int]:
     """Return the numbers of the steps that a front end has shown."""
     lines = [line for line in shown.stdout.splitlines() if line.startswith("step ")]
@@ -58,7 +50,7 @@ def steps(shown: Shown) -> list[int]:
 def test_output_and_results_come_to_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
         running = left_at_work(first, "int(os.environ['RANK']) + 100", STEPS)
-        kill(first)
+        killed(first)
         first.rest(running)
         with site.another() as second:
             shown = second.run(f"%sky_attach {name}")
@@ -72,12 +64,12 @@ def test_output_and_results_come_to_the_next_notebook(site: Site) -> None:
 def test_what_has_ended_meanwhile_waits_for_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
         left_at_work(first, "int(os.environ['RANK']) + 200", FEW)
-        kill(first)
+        killed(first)
         with site.another() as second:
             second.run(f"%sky_attach {name}")
             assert second.value("value_8, step") == ([200, 201], [FEW - 1] * 2)
             left_at_work(second, "raise LookupError('while nobody looked')", FEW)
-            kill(second)
+            killed(second)
         with site.another() as third:
             failure = third.fail(f"%sky_attach {name}")
             assert failure.ename == "LookupError"
