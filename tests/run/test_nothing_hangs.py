@@ -192,25 +192,6 @@ def test_a_rank_that_holds_the_interpreter_is_replaced(golden: Golden, notebook:
     assert kept(notebook) == [0, None, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("death", "words"),
-    [
-        ("ctypes.string_at(0)", "SIGSEGV: a segmentation fault"),
-        ("os.abort()", "SIGABRT"),
-    ],
-)
-def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str) -> None:
-    error = fail(
-        notebook, f"if dist.get_rank() == 2:\n    print('last words')\n    {death}\n{WAITS}"
-    )
-    assert error.ename == "RankDied"
-    assert "rank 2" in error.text
-    assert words in error.text
-    assert "last words" in error.text
-    works(notebook)
-    assert kept(notebook) == [0, 1, None, 3]
-
-
 def test_a_crash_is_shown_down_to_the_cell(golden: Golden, notebook: Notebook) -> None:
     error = fail(
         notebook,
