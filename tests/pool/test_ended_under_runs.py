@@ -66,7 +66,7 @@ def test_whatever_runs_ends_with_its_pool(notebook: Notebook, run: str) -> None:
     notebook.run(f"ends({WAYS_TO_END['stop']})")
     cell = notebook.finish(notebook.start(RUNS[run]))
     if run == "joblib" and cell.failure.ename == "PoolStateError":
-        assert "stopped" in cell.failure.evalue  # a batch that joblib sent just after the end
+        assert "stopp" in cell.failure.evalue  # a batch that joblib sent at the end, or just after
         return
     assert cell.failure.ename == "PoolError"
     assert ENDED in cell.failure.evalue
