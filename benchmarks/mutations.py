@@ -110,7 +110,7 @@ ERRORS, PROGRESS, SECRETS, SIZE, FILES, NOTHING_LEFT = (
     "test_files_and_scripts",
     "test_nothing_is_left",
 )
-LINK = "test_link"
+LINK, AGENT_OUTPUT = "test_link", "test_agent_output"
 
 MUTATIONS = (
     # -- run, jobs, magics, api: what a cell returns -------------------------------------------
@@ -348,6 +348,87 @@ MUTATIONS = (
         "        if True:\n            return",
         "processes of a script end with it",
         (FILES,),
+    ),
+    # -- the link: agents, their uplink, requests, and notebooks that take over -----------------------
+    Mutation(
+        "request sent to all ranks",
+        "cluster/requests.py",
+        "for link, node_ranks in self._links.of(ranks):\n            link.send(wire.Request(",
+        "for link, node_ranks in self._links.of(self.specs):\n            link.send(wire.Request(",
+        "a cell runs on the ranks that were chosen",
+        (STATE,),
+    ),
+    Mutation(
+        "credit never returned",
+        "cluster/requests.py",
+        "            self._links[index].send(wire.Credit(cost))\n",
+        "            pass\n",
+        "output goes on however much there was",
+        (OUTPUT,),
+    ),
+    Mutation(
+        "control behind output",
+        "kernels/agent/uplink.py",
+        "        if self._control:\n            data",
+        "        if self._control and not self._output:\n            data",
+        "output delays no answer",
+        (AGENT_OUTPUT,),
+    ),
+    Mutation(
+        "last output of a killed rank lost",
+        "kernels/agent/ranks.py",
+        "        rank.output.end(time.monotonic())\n",
+        "        rank.output.screen.end()\n",
+        "what a rank wrote before it died is shown, or said to be left out",
+        (FAILURE,),
+    ),
+    Mutation(
+        "outcome lost at a takeover",
+        "kernels/agent/ranks.py",
+        "            if rank.finished is not None:\n                self._send(rank.finished)\n",
+        "",
+        "the result of a run that has ended meanwhile waits",
+        (SURVIVAL,),
+    ),
+    Mutation(
+        "follow from the beginning",
+        "kernels/agent/ranks.py",
+        "rank.output.screen.follow(shown)",
+        "rank.output.screen.follow(0)",
+        "a notebook that takes over gets what it has not shown",
+        (AGENT_OUTPUT,),
+    ),
+    Mutation(
+        "piece repeated after a takeover",
+        "kernels/agent/replay_buffer.py",
+        "            if output.seq <= shown:\n",
+        "            if output.seq < shown:\n",
+        "each piece of output arrives once",
+        (AGENT_OUTPUT,),
+    ),
+    Mutation(
+        "half a line of another notebook",
+        "kernels/daemon/daemon.py",
+        "        self.input.forget_partial()\n",
+        "",
+        "a notebook that takes over is understood",
+        (LINK,),
+    ),
+    Mutation(
+        "stream's credit never returned",
+        "wire/session/loop.py",
+        "if channel.unreported >= WINDOW // 4:",
+        "if channel.unreported >= WINDOW * 4:",
+        "a stream goes on however long it is",
+        (LINK,),
+    ),
+    Mutation(
+        "stream without back pressure",
+        "wire/session/loop.py",
+        "            channel.credit -= len(data)\n",
+        "",
+        "a stream that nobody reads is held",
+        (LINK,),
     ),
     # -- pool, cluster, plan, plugins, runtime --------------------------------------------------------
     Mutation(

@@ -39,6 +39,4 @@ class RayLife(leaks.Life):
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(
-            leaks.main(RayLife, lambda _: cluster(2), lambda ray: {"RAY_ADDRESS": ray.address})
-        )
+        sys.exit(leaks.main(RayLife, lambda _: cluster(), lambda ray: {"RAY_ADDRESS": ray.address}))

@@ -31,7 +31,16 @@ from tests.lab.golden import Golden, path_of, read, written
 from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
 from tests.lab.ray import end_lent
-from tests.tiers import DOCS_FOLDER, EVENTS, Reader, Tier, concerns, is_function
+from tests.tiers import (
+    DOCS_FOLDER,
+    EVENTS,
+    SOCKETS,
+    UNIT_FOLDER,
+    Reader,
+    Tier,
+    concerns,
+    is_function,
+)
 
 __all__ = ["shared_pools"]  # a fixture of all tests
 
@@ -198,7 +207,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reader = Reader()
     weights = dict.fromkeys(map(_file, items), 0.0)
     for item in items:
-        tier, _ = item.stash[TIER], _ = _tier(reader, item)
+        tier, why = item.stash[TIER], _ = _tier(reader, item)
+        if tier and _is_unit(item):
+            raise pytest.UsageError(f"{item.nodeid} is no unit test: it uses {why}")
         item.add_marker(tier.name)
         weights[_file(item)] += SECONDS[tier]
         CLOCK.files.setdefault(_file(item), durations.Spent()).of += 1
@@ -246,6 +257,10 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
     )
 
 
+def _is_unit(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(f"tests/{UNIT_FOLDER}/")
+
+
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
@@ -276,7 +291,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def place_of(nodeid: str) -> str:
-    """Where a test of the promises runs, other than on this machine, or a contract on Ray; "" for all other tests."""
+    """Where a test of the promises runs, other than on this machine, or any test on Ray; "" for all other tests."""
+    if re.match(r"tests/providers/test_(ray_pools|sealed_channels_of_ray)\.py::", nodeid):
+        return "tests on ray"
     found = re.fullmatch(
         r"tests/(promises/.*?[\[-](ssh|slurm|kubernetes|ray)|contracts/.*?[\[-](ray))[\]-].*",
         nodeid,
@@ -285,12 +302,21 @@ def place_of(nodeid: str) -> str:
 
 
 class _Watch:
-    """Sees each process that this one starts, and lets no quick test do so."""
+    """Sees each process that this one starts, and lets no quick test do so; nor a unit test use a socket."""
 
     def __init__(self) -> None:
         self.item: pytest.Item | None = None
         self.only_quick = False
+        self.in_unit = False
         self._pid = os.getpid()
+
+    def connected(self, event: str) -> None:
+        """A socket was connected or bound."""
+        if self.in_unit and threading.current_thread() is threading.main_thread():
+            said = f"this test is in tests/{UNIT_FOLDER}, whose modules are pure, and uses a socket: {event}"
+            if self.item is not None:
+                self.item.stash.setdefault(PROCESSES, []).append(said)
+            raise AssertionError(said)
 
     def begun(self, event: str, args: tuple[object, ...]) -> None:
         """A process was started."""
@@ -320,17 +346,19 @@ def _audited(event: str, args: tuple[object, ...]) -> None:
     """Called a million times in a run, by nearly all events for nothing: a method would take twice as long."""
     if event in EVENTS:
         WATCH.begun(event, args)
+    elif event in SOCKETS:
+        WATCH.connected(event)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Attribute time and processes to the file of the test that runs."""
     CLOCK.begin(_file(item))
-    WATCH.item = item
+    WATCH.item, WATCH.in_unit = item, _is_unit(item)
     try:
         return (yield)
     finally:
-        WATCH.item = None
+        WATCH.item, WATCH.in_unit = None, False
         CLOCK.end()
 
 

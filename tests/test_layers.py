@@ -266,6 +266,24 @@ def test_runtime_is_light() -> None:
     assert result.stdout.split() == []
 
 
+def test_plan_needs_the_standard_library_only() -> None:
+    assert foreign("import skymagic.plan.planning") - foreign("") == {"skymagic"}
+
+
+def test_an_image_without_packages_does_not_import_packaging() -> None:
+    statement = "from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image())"
+    assert "packaging" not in foreign(statement)
+
+
+def foreign(statement: str) -> set[str]:
+    """Top-level packages outside the standard library that a fresh Python has after `statement`."""
+    code = f"import sys; {statement}\nprint(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return {name.split(".")[0] for name in result.stdout.split()} - sys.stdlib_module_names
+
+
 def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """

@@ -176,6 +176,35 @@ def test_quick_test_with_a_process_fails_and_time_is_reported(
     assert kept["test_one.py"]["tests"] == kept["test_one.py"]["of"] == 7
 
 
+IMPURE = """
+import socket
+import pytest
+
+def test_opens(tmp_path):
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / "s"))
+
+def test_swallows():
+    with socket.socket() as opened, pytest.raises(Exception):
+        opened.connect(("127.0.0.1", 1))
+
+def test_is_pure():
+    assert socket.AF_INET
+"""
+
+
+def test_a_unit_test_uses_no_socket_and_starts_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "tests/unit/test_one.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(IMPURE)
+    output = run_of(tmp_path, "-p", "no:cacheprovider")
+    assert "2 failed, 1 passed" in output
+    assert "this test is in tests/unit, whose modules are pure, and uses a socket" in output
+    path.write_text("import subprocess\ndef test_starts():\n    subprocess.run(['true'])\n")
+    said = "tests/unit/test_one.py::test_starts is no unit test: it uses subprocess.run"
+    assert said in run_of(tmp_path, "-p", "no:cacheprovider")
+
+
 # -- durations and shards ----------------------------------------------------------------------------------------------
 
 
@@ -260,6 +289,7 @@ def test_a_file_concerns_a_room_by_its_imports(tmp_path: Path, text: str, held: 
     path.write_text(text)
     assert concerns(path, tmp_path / "tests", "data") is held
     assert concerns(path, tmp_path.parent, tmp_path.name)
+    assert concerns(tmp_path / "unit/data/test_a.py", tmp_path, "data")
 
 
 # -- the environment -----------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ IMPORTS = dis.opmap["IMPORT_NAME"]
 """Most functions import nothing, and reading all their instructions would take 4 s."""
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
 """The same as Python's audit events tell it."""
+SOCKETS = {"socket.bind", "socket.connect", "socket.getaddrinfo"}
+"""Audit events of what a pure module does not do."""
 NEAR_MODULES = {"skymagic.pool.launch"}
 """What starts processes by way of a table that cannot be read."""
 FAR_LAB = {
@@ -63,6 +65,8 @@ FAR_FOLDERS = {"programs"}
 """What starts a process there runs other people's programs."""
 DOCS_FOLDER = "docs"
 """All tests there are of the tier `docs`."""
+UNIT_FOLDER = "unit"
+"""Tests of pure modules: all of the tier `quick`, and none opens a socket."""
 
 
 class Tier(IntEnum):
@@ -237,7 +241,7 @@ def _functions(value: Any) -> list[types.FunctionType]:
 
 def concerns(path: Path, tests: Path, folder: str) -> bool:
     """Whether a test file is of this folder of the package: it is in the tests' folder of this name, or imports from the package's."""
-    if path.is_relative_to(tests / folder):
+    if any(path.is_relative_to(root / folder) for root in (tests, tests / UNIT_FOLDER)):
         return True
     wanted = f"skymagic.{folder.strip('/').replace('/', '.')}"
     return any(name == wanted or name.startswith(f"{wanted}.") for name in _imports(path))

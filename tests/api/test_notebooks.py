@@ -172,6 +172,7 @@ def test_job_continues_without_its_client(desk: Desk) -> None:
     assert desk.ran("logs", desk.pool, "--json")[1].count('"status": "done"') == 1
 
 
+@HERE
 def test_a_failed_cell(desk: Desk) -> None:
     notebook = written(
         desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb"
@@ -188,6 +189,7 @@ def test_a_failed_cell(desk: Desk) -> None:
     assert desk.ran("cancel", desk.pool)[0] == 2
 
 
+@HERE
 def test_stopped(desk: Desk) -> None:
     notebook = written(
         desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="long.ipynb"

@@ -19,6 +19,7 @@ from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 from skymagic.wire.order import RunCell, packed_order
 from skymagic.wire.output import Output, OutputComplete, OutputRepeated, OutputText
+from skymagic.wire.queries import STACK
 from tests.contracts import links
 from tests.contracts.links import Daemon
 
@@ -150,3 +151,34 @@ def test_no_line_is_lost_or_repeated_unannounced_whatever_dies(
         # most notebooks had acknowledged something: what comes again is not all there was
         assert sum(repeats) < len(pieces)
         reader.send(wire.Shutdown())
+
+
+ENDLESS = """
+import os
+while not os.path.exists({gate!r}):
+    os.write(1, b"x" * 999 + b"\\n")
+"""
+
+
+def test_output_that_is_not_shown_holds_no_answer_up(link: Daemon, tmp_path: Path) -> None:
+    """A rank prints without end, and nobody reads it: a question is answered nevertheless."""
+    gate = tmp_path / "gate"
+    spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
+    reader = Reader(link)
+    reader.send(spec, wire.Spawn((rank,)))
+    reader.until(wire.RankReady)
+    order = RunCell(ranks=(0,), run=1, visible_ranks=(0,), screen_limit=1 << 30, execution_count=1)
+    reader.send(wire.Request((0,), REQUEST, 1, packed_order(order), ENDLESS.format(gate=str(gate))))
+    credit = wire.window(1)
+    while credit > 0:
+        message = reader.next()
+        credit -= message.cost if isinstance(message, Output) else 0
+    for number in range(1, 4):
+        reader.send(wire.RankRequest((0,), STACK.method, number))
+        reply = reader.until(wire.RankReply)
+        assert isinstance(reply, wire.RankReply)
+        assert (reply.number, STACK.read(reply.value).busy) == (number, True)  # type: ignore[union-attr]
+    gate.touch()
+    reader.send(wire.Credit(1 << 40))
+    reader.until(wire.OrderFinished)
+    reader.send(wire.Shutdown())

@@ -1,4 +1,4 @@
-"""The gate of a node: folders that can be trusted, a daemon that holds nothing of the login."""
+"""The gate of a node, as a process: a daemon that holds nothing of the login."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 ::
 
-    with cluster(2) as ray:
+    with lent() as ray:
         ray.address                          # for --address
         ray("groups"), ray("actors")         # what there is in it
         ray("lose", 1)                       # the node of a pool's second rank leaves, with all that runs there
 
-It starts in 10 to 60 seconds and takes about 1 GB: one for a whole file, or `lent` to several.
+It starts in 10 to 60 seconds and takes about 1 GB: all tests on Ray borrow one (`lent`), in one process (`tests.conftest.place_of`).
 """
 
 from __future__ import annotations
@@ -114,31 +114,19 @@ def processes() -> list[str]:
     return found
 
 
-@contextmanager
-def cluster(count: int = 2, client: bool = False) -> Iterator[Cluster]:
-    """Nodes of 4 CPUs each, the first with 2 GPUs of the kind A100 that nobody can use. At the end nothing of any pool is left.
-
-    Args:
-        client: whether it has Ray Client's server, which takes 3 s of CPU.
-    """
-    made = Cluster(count, client)
-    try:
-        yield made
-        assert made.left() == []
-    finally:
-        made.close()
-
-
 _lent: list[Cluster] = []
 """The cluster that goes from test to test of this process, once there is one."""
 
 
 @contextmanager
 def lent() -> Iterator[Cluster]:
-    """A cluster of two nodes without Ray Client's server, as of `cluster`; it stays for the next borrower, until `end_lent`."""
+    """A cluster of two nodes of 4 CPUs each, the first with 2 GPUs of the kind A100 that nobody can use, and Ray Client's server.
+
+    It stays for the next borrower, until `end_lent`; at the end of each loan nothing of any pool is left.
+    """
     try:
         if not _lent:
-            _lent.append(Cluster(2))
+            _lent.append(Cluster(2, client=True))
         while _lent[0]("count") < 2:  # a borrower has lost one
             _lent[0]("add")
         yield _lent[0]
@@ -152,6 +140,16 @@ def end_lent() -> None:
     """End the cluster that is lent. Safe to call twice."""
     while _lent:
         _lent.pop().close()
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """The same for a program that runs no tests: the cluster ends with the block."""
+    try:
+        with lent() as made:
+            yield made
+    finally:
+        end_lent()
 
 
 # ------------------------------------------------------------------------------------ in the cluster's process
@@ -168,11 +166,18 @@ class Commands:
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
         head |= {"ray_client_server_port": self._client_port} if client else {}
         self.cluster = again(lambda: RayCluster(True, head_node_args=head))
-        for number in range(count):
-            self.add(2 if number == 0 else 0)
+        self._with_gpus = ""
+        for _ in range(count):
+            self.add()
 
-    def add(self, gpus: int = 0) -> str:
-        """One more node: its Ray id."""
+    def add(self) -> str:
+        """One more node, with GPUs if no other has some: its Ray id."""
+        if not any(one.node_id == self._with_gpus for one in self.cluster.worker_nodes):
+            self._with_gpus = self._add(2)
+            return self._with_gpus
+        return self._add(0)
+
+    def _add(self, gpus: int) -> str:
         kind = {"accelerator_type:A100": 1} if gpus else {}
         return str(
             again(lambda: self.cluster.add_node(num_cpus=4, num_gpus=gpus, resources=kind)).node_id

@@ -147,62 +147,43 @@ def test_fit_on_torch_without_a_process_group_is_refused(golden: Golden) -> None
         assert (train([16, 16]) >> pool)["epochs"] == 3
 
 
-ON_TENSORFLOW = """
+WITHOUT_RANKS = """
 import os
 import skymagic as sky
 from skymagic.runtime import info as runtime
-with sky.plugins.keras(backend="tensorflow").around_app(runtime.InstanceInfo(world_size=2)):
-    os.environ["KERAS_BACKEND"] = "torch"  # TensorFlow need not be installed
-    import keras, numpy as np
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    for ranks in ((0,), (0, 1)):
-        runtime.participants = lambda: ranks
-        try:
-            print(len(model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0).epoch))
-        except RuntimeError as problem:
-            print(problem)
-"""
-
-
-@needs_keras
-@needs_torch
-def test_fit_on_tensorflow_is_refused(golden: Golden) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TENSORFLOW],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=250,
-    )
-    one, several = done.stdout.splitlines()
-    assert one == "1"
-    golden(several)
-
-
-APART = """
-import os
-import skymagic as sky
-from skymagic.runtime import info as runtime
-runtime.participants = lambda: (0, 1)
-for backend in "tensorflow", "torch":
-    with sky.plugins.keras(backend=backend, sync=False).around_app(runtime.InstanceInfo(world_size=2)):
+def fit(**options):
+    with sky.plugins.keras(**options).around_app(runtime.InstanceInfo(world_size=2)):
         os.environ["KERAS_BACKEND"] = "torch"  # TensorFlow need not be installed
         import keras, numpy as np
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        print(len(model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0).epoch))
+        try:
+            print(len(model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0).epoch))
+        except RuntimeError as problem:
+            print(problem)
+runtime.participants = lambda: (0, 1)
+for backend in "tensorflow", "torch":
+    fit(backend=backend, sync=False)
+for ranks in (0,), (0, 1):
+    runtime.participants = lambda: ranks
+    fit(backend="tensorflow")
 """
 """In one process: importing torch and Keras takes longer than the rest."""
 
 
 @needs_keras
 @needs_torch
-def test_requested_separate_groups_print_nothing() -> None:
+def test_fit_on_tensorflow_is_refused_unless_apart_is_asked_for(golden: Golden) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", APART], capture_output=True, text=True, check=True, timeout=250
+        [sys.executable, "-c", WITHOUT_RANKS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=250,
     )
-    assert done.stdout == "1\n" * 2
+    *fitted, several = done.stdout.splitlines()
+    assert fitted == ["1"] * 3, "apart, apart, and of one rank"
+    golden(several)
     assert "separately" not in done.stderr
 
 

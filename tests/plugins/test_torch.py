@@ -1,4 +1,4 @@
-"""The torch plugin: wheels, the process group of a rank, DDP on it, and collectives that some ranks alone cannot do."""
+"""The torch plugin on ranks: the process group, DDP on it, and collectives that some ranks alone cannot do."""
 
 from __future__ import annotations
 
@@ -16,74 +16,11 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plugins import Cluster
 from tests.lab.golden import Golden
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch"
 )
-
-CPU = Cluster(nodes=2)
-GPU = Cluster(nodes=2, accelerator=sky.accelerators.A100(count=8))
-OTHER = Cluster(nodes=2, accelerator=sky.accelerators.MI300X())
-INDEX = "https://download.pytorch.org/whl/"
-
-
-def image(cluster: Cluster, before: sky.Image | None = None, **options: Any) -> sky.Image:
-    made: sky.Image = sky.plugins.torch(**options).transform(before or sky.Image(), cluster)
-    return made
-
-
-# ---------------------------------------------------------------------------------------------------- wheels
-
-
-@pytest.mark.parametrize(
-    ("options", "packages"),
-    [
-        ({}, ("torch",)),
-        ({"version": "latest"}, ("torch>=0",)),
-        ({"version": "2.3.0"}, ("torch==2.3.0",)),
-        ({"version": ">=2.3"}, ("torch>=2.3",)),
-        ({"version": "~=2.3"}, ("torch~=2.3",)),
-        ({"vision": "latest"}, ("torch", "torchvision")),
-        ({"audio": "latest"}, ("torch", "torchaudio")),
-        ({"version": "latest", "vision": "latest"}, ("torch>=0", "torchvision>=0")),
-        (
-            {"version": "2.3.0", "vision": "0.18.0", "audio": ">=2"},
-            ("torch==2.3.0", "torchvision==0.18.0", "torchaudio>=2"),
-        ),
-    ],
-    ids=str,
-)
-def test_packages(options: dict[str, str], packages: tuple[str, ...]) -> None:
-    assert image(GPU, **options).pip == packages
-
-
-@pytest.mark.parametrize(
-    ("cluster", "options", "index"),
-    [
-        (GPU, {}, "cu128"),
-        (GPU, {"cuda": "cu124"}, "cu124"),
-        (CPU, {}, "cpu"),
-        (CPU, {"cuda": "cu124"}, "cpu"),
-        (OTHER, {}, "cpu"),
-    ],
-    ids=str,
-)
-def test_the_index_follows_the_accelerator(
-    cluster: Cluster, options: dict[str, str], index: str
-) -> None:
-    assert image(cluster, **options).pip_indexes == (INDEX + index,)
-
-
-def test_plugin_packages_follow_the_images() -> None:
-    before = sky.Image(
-        pip=["numpy", "einops"], pip_indexes=["https://example.org/simple"], env={"A": "b"}
-    )
-    after = image(CPU, before)
-    assert after.pip == ("numpy", "einops", "torch")
-    assert after.pip_indexes == ("https://example.org/simple", INDEX + "cpu")
-    assert after.env == {"A": "b"}
 
 
 def test_versions_that_contradict_the_image(golden: Golden) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, steps, without_repeats
-from tests.lab.notebook import Notebook, Shown
+from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk
+from tests.lab.notebook import Notebook
 from tests.lab.waiting import until
 
 pytestmark = pytest.mark.needs("sshd")
@@ -23,46 +23,6 @@ pytestmark = pytest.mark.needs("sshd")
 def desk(tmp_path: Path) -> Iterator[Desk]:
     with ssh_desk(tmp_path) as desk:
         yield desk
-
-
-COUNTS = """%%sky_broadcast -o values -g total
-import os, time
-rank, total = int(os.environ['RANK']), 0
-for step in range(STEPS):
-    time.sleep(0.02)
-    total += step
-    print('step', step)
-total + rank
-"""
-
-
-def test_run_continues_in_another_notebook_without_loss(desk: Desk) -> None:
-    count = 300
-    shown: list[Shown] = []
-    with desk.notebook(desk.made) as first:
-        cell = first.start(COUNTS.replace("STEPS", str(count)))
-        first.watch(cell, lambda seen: "step 20" in seen.stdout)
-        killed(first)
-        shown.append(first.rest(cell))
-    with desk.notebook() as second:
-        assert second.run("%sky_attach").stdout.startswith("lab (lab-")
-        cell = second.start("%sky_attach lab")
-        second.watch(cell, lambda seen: "step" in seen.stdout)
-        killed(second)
-        shown.append(second.rest(cell))
-    with desk.notebook() as third:
-        cell = third.run("%sky_attach lab")
-        assert steps(without_repeats([*shown, cell])) == [*range(count)]
-        assert third.value("values, total") == ([44850, 44851], [44850, 44850])
-        # the pool is as any other
-        third.run("%%sky_broadcast -o after\ntotal + rank")
-        third.run("%sky_pull total -o pulled")
-        assert third.value("after, pulled, 'pulled' in globals()") == (
-            [44850, 44851],
-            [44850, 44850],
-            True,
-        )
-        third.run("%sky_down lab")
 
 
 def test_attach_gets_finished_results_and_running_cells(

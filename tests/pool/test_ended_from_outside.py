@@ -46,19 +46,21 @@ def ends_in_shell(desk: Desk, *hosts: str) -> None:
     assert (code, "is down on" in out) == (0, True), err
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_run_ends_with_its_pool(tmp_path: Path, run: str) -> None:
-    with local_desk(tmp_path) as desk, at_work(desk, RUNS[run]) as (notebook, cell):
-        ends_in_shell(desk)
-        failure = notebook.finish(cell).failure
-        assert (failure.ename, ended_by("skymagic down") in failure.evalue) == ("PoolError", True)
-        assert f"pool {desk.pool!r}" in failure.evalue
-        assert "%sky_pool" in failure.evalue
-        again = notebook.fail("%%sky_broadcast\n1")
-        assert ended_by("skymagic down") in again.evalue
-        notebook.run(desk.made)  # and it can be made anew at once
-        notebook.run("%%sky_broadcast -o fine\n1 + 1")
-        assert notebook.value("fine") == [2, 2]
+def test_a_run_ends_with_its_pool(tmp_path: Path) -> None:
+    with local_desk(tmp_path) as desk, desk.notebook(desk.made) as notebook:
+        for source in RUNS.values():
+            cell = notebook.watch(notebook.start(source), lambda seen: "at work" in seen.text)
+            ends_in_shell(desk)
+            failure = notebook.finish(cell).failure
+            said = ended_by("skymagic down") in failure.evalue
+            assert (failure.ename, said) == ("PoolError", True), source
+            assert f"pool {desk.pool!r}" in failure.evalue
+            assert "%sky_pool" in failure.evalue
+            again = notebook.fail("%%sky_broadcast\n1")
+            assert ended_by("skymagic down") in again.evalue
+            notebook.run(desk.made)  # and it can be made anew at once
+            notebook.run("%%sky_broadcast -o fine\n1 + 1")
+            assert notebook.value("fine") == [2, 2]
         notebook.run("%sky_down")
 
 

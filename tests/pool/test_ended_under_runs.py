@@ -66,7 +66,7 @@ def test_whatever_runs_ends_with_its_pool(notebook: Notebook, run: str) -> None:
     notebook.run(f"ends({WAYS_TO_END['stop']})")
     cell = notebook.finish(notebook.start(RUNS[run]))
     if run == "joblib" and cell.failure.ename == "PoolStateError":
-        assert "stopped" in cell.failure.evalue  # a batch that joblib sent just after the end
+        assert "stopp" in cell.failure.evalue  # a batch that joblib sent at the end, or just after
         return
     assert cell.failure.ename == "PoolError"
     assert ENDED in cell.failure.evalue
@@ -79,9 +79,8 @@ BACKGROUND = {
 }
 
 
-@pytest.mark.parametrize("line", ["%sky_down", "%sky_down brief", "%sky_down --all"])
 @pytest.mark.parametrize("kind", BACKGROUND)
-def test_a_handle_ends_with_its_pool(notebook: Notebook, kind: str, line: str) -> None:
+def test_a_handle_ends_with_its_pool(notebook: Notebook, kind: str) -> None:
     notebook.run("%sky_pool brief --ranks 2")
     if kind == "waits":
         notebook.watch(
@@ -92,7 +91,7 @@ def test_a_handle_ends_with_its_pool(notebook: Notebook, kind: str, line: str) -
     expected = "waiting" if kind == "waits" else "running"
     notebook.run(f"import time\nwhile run.status != {expected!r}: time.sleep(0.02)")
     number = notebook.value("run.number")
-    down = notebook.run(line).stdout
+    down = notebook.run("%sky_down").stdout
     stopped = {
         "cell": f"cell {number} on ranks 0, 1 was stopped",
         "script": f"the script of cell {number} on rank 0 was stopped",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, steps, without_repeats
+from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, steps, without_repeats
 from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(
@@ -49,9 +49,9 @@ while not last:
 step, loss.item()"""
 
 
-@pytest.fixture(params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
-    with local_desk(tmp_path) if request.param == "detached" else ssh_desk(tmp_path) as desk:
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with local_desk(tmp_path) as desk:
         yield replace(desk, made=f"{desk.made} --plugin torch")
 
 

@@ -160,9 +160,9 @@ def test_idle_pool_ends_with_a_note_and_is_restarted(golden: Golden, notebook: N
 def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: str) -> None:
     # Rank 1 works for longer than the limit, and the next cell follows before it is over again.
     notebook.run(
-        f"%sky_pool --provider {provider} --nodes 2 --idle 3s\n"
+        f"%sky_pool --provider {provider} --nodes 2 --idle 2s\n"
         "run = get_ipython().run_cell_magic\n"
-        "run('sky_broadcast', '-t 1 -o r', 'import time; time.sleep(4); kept = 7; 1')\n"
+        "run('sky_broadcast', '-t 1 -o r', 'import time; time.sleep(3); kept = 7; 1')\n"
         "run('sky_broadcast', '-t 1 -o r', 'kept')"
     )
     assert notebook.value("r") == [7]
@@ -170,7 +170,7 @@ def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: st
         notebook.run("%sky_down")
     else:  # one that ends takes the other along
         wait_until_ended(notebook)
-        assert "(--idle 3s)" in notebook.fail("%%sky_broadcast\n1", "pool-ended").evalue
+        assert "(--idle 2s)" in notebook.fail("%%sky_broadcast\n1", "pool-ended").evalue
         notebook.run("%sky_down --all")
 
 
@@ -178,7 +178,7 @@ def test_cell_at_the_end_of_the_lifetime_fails_with_reason(
     golden: Golden,
     notebook: Notebook,
 ) -> None:
-    notebook.run("%sky_pool --ranks 1 --max-lifetime 20s")
+    notebook.run("%sky_pool --ranks 1 --max-lifetime 6s")
     body = "%%sky_broadcast\nimport threading\nthreading.Event().wait()"
     golden(notebook.fail(body, "pool-closed").evalue)
     wait_until_ended(notebook)
@@ -188,14 +188,14 @@ def test_cell_at_the_end_of_the_lifetime_fails_with_reason(
 
 def test_pool_lost_after_its_lifetime_ended_as_planned(notebook: Notebook) -> None:
     notebook.run(
-        "import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')"
+        "import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 2s')"
     )
     agent = psutil.Process(notebook.pid).children()[0]
     agent.suspend()  # as a node that cannot be heard
-    notebook.run("time.sleep(4)")
+    notebook.run("time.sleep(2)")
     agent.kill()
     agent.wait(DEADLINE)
-    assert "(--idle 4s)" in notebook.fail("%%sky_broadcast\n1").evalue
+    assert "(--idle 2s)" in notebook.fail("%%sky_broadcast\n1").evalue
     wait_until_ended(notebook)
     notebook.run("%sky_down")
 

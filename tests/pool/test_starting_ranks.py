@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,12 +17,18 @@ from tests.lab.notebook import Notebook, opened
 RANKS = "%%sky_broadcast -o ranks\nint(__import__('os').environ['RANK'])"
 
 
+@contextmanager
+def pool_in(folder: Path) -> Iterator[Notebook]:
+    """A pool of three ranks whose folders are in a folder of its own."""
+    (folder / "tmp").mkdir(parents=True)
+    with opened(folder, env={"TMPDIR": str(folder / "tmp")}) as made:
+        made.run("%sky_pool --ranks 3")
+        yield made
+
+
 @pytest.fixture
 def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    """A pool of three ranks whose folders are in the test's own temporary folder."""
-    (tmp_path / "tmp").mkdir()
-    with opened(tmp_path, env={"TMPDIR": str(tmp_path / "tmp")}) as made:
-        made.run("%sky_pool --ranks 3")
+    with pool_in(tmp_path) as made:
         yield made
 
 
@@ -77,35 +84,52 @@ HELD_UP = {
 }
 
 
-@pytest.mark.parametrize("helper", HELD_UP)
-def test_a_helper_process_that_was_stopped(notebook: Notebook, helper: str) -> None:
-    """What is waited for is told; a second restart does not wait for it."""
-    helpers(notebook)[helper].suspend()
-    cell = notebook.start("%sky_restart")
-    notebook.watch(cell, lambda seen: "does not answer" in seen.text)
-    assert re.search(
-        rf"ranks 0–2 have not started for 7 s: .*{HELD_UP[helper]}.*%sky_restart", cell.text
-    )
-    notebook.interrupt()
-    notebook.finish(cell)
-    assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
-    notebook.run("%sky_restart")
-    assert works(notebook)
+def test_a_helper_process_that_was_stopped(tmp_path: Path) -> None:
+    """What is waited for is told; a second restart does not wait for it. Each in a pool of its own, at the same time."""
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(pool_in(tmp_path / name)) for name in HELD_UP}
+        cells = {}
+        for name, notebook in pools.items():
+            helpers(notebook)[name].suspend()
+            cells[name] = notebook.start("%sky_restart")
+        for name, notebook in pools.items():
+            cell = notebook.watch(cells[name], lambda seen: "does not answer" in seen.text)
+            assert re.search(
+                rf"ranks 0–2 have not started for 7 s: .*{HELD_UP[name]}.*%sky_restart", cell.text
+            )
+            notebook.interrupt()
+            notebook.finish(cell)
+            assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
+            notebook.run("%sky_restart")
+            assert works(notebook)
 
 
-@pytest.mark.parametrize("helper", ["agent", "forkserver", "rank"])
-def test_a_process_that_stood_still_for_a_while(notebook: Notebook, helper: str) -> None:
-    """A rank dies meanwhile, if it can."""
-    process = helpers(notebook)[helper]
-    process.suspend()
-    resumed = threading.Timer(14.0, process.resume)
-    resumed.start()
-    if helper == "rank":
-        assert works(notebook)
-    else:
-        kills = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-        assert notebook.fail(f"%%sky_broadcast -t 0\n{kills}").ename == "RankDied"
-    resumed.join()
-    assert works(notebook)
-    notebook.run("%sky_restart")
-    assert works(notebook)
+KILLS = "%%sky_broadcast -t 0\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_process_that_stood_still_for_a_while(tmp_path: Path) -> None:
+    """A rank dies meanwhile, if it can. Each in a pool of its own, at the same time."""
+    with ExitStack() as stack:
+        names = ("agent", "forkserver", "rank")
+        pools = {name: stack.enter_context(pool_in(tmp_path / name)) for name in names}
+        stopped = [helpers(notebook)[name] for name, notebook in pools.items()]
+        for process in stopped:
+            process.suspend()
+        cells = [
+            notebook.start(RANKS if name == "rank" else KILLS) for name, notebook in pools.items()
+        ]
+
+        def resume() -> None:
+            for process in stopped:
+                process.resume()
+
+        resumed = threading.Timer(14.0, resume)
+        resumed.start()
+        for (name, notebook), cell in zip(pools.items(), cells, strict=True):
+            notebook.finish(cell)
+            assert (cell.error and cell.error.ename) == (None if name == "rank" else "RankDied")
+        resumed.join()
+        for notebook in pools.values():
+            assert works(notebook)
+            notebook.run("%sky_restart")
+            assert works(notebook)

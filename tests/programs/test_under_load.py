@@ -16,7 +16,7 @@ from tests.programs.test_programs import program
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch"
 )
-REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "3"))
+REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "1"))
 """`make soak` has more of them."""
 
 

@@ -94,6 +94,17 @@ def test_a_segmentation_fault_is_named(pool: Notebook) -> None:
     assert seen(pool, "1 + 1") == [2, 2]
 
 
+def test_what_a_rank_wrote_before_it_died_is_shown_or_said_to_be_left_out(pool: Notebook) -> None:
+    pool.run("%config SkyMagic.screen_limit = 1_000")
+    # a pipe takes 4096 bytes as a whole: no part of them is small enough to be shown
+    body = "os.write(1, b'x' * 4095 + b'\\n')\n    os.kill(os.getpid(), signal.SIGKILL)"
+    shown = pool.finish(pool.start(f"%%sky_broadcast\nif rank == 0:\n    {body}\ndist.barrier()"))
+    pool.run("%config SkyMagic.screen_limit = 1_000_000")
+    assert shown.failure.ename == "RankDied"
+    assert "of rank 0's output not shown" in shown.text
+    assert seen(pool, "1 + 1") == [2, 2]
+
+
 def test_exit_status_is_reported(pool: Notebook) -> None:
     failure = pool.fail("%%sky_broadcast\nif rank == 0:\n    os._exit(17)\ntime.sleep(60)")
     assert failure.ename == "RankDied"

@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
-
+from tests.lab.desk import killed
 from tests.lab.notebook import Notebook, Shown, seen
 from tests.lab.sites import Site
 from tests.lab.waiting import until
 
 STEPS = 150
-"""Of a cell that is left alone: three seconds."""
+"""Of a cell that goes on while another notebook attaches: three seconds."""
+FEW = 10
+"""Of a cell that is over before another notebook has started."""
 
 
 @contextmanager
@@ -29,22 +30,15 @@ def own_pool(site: Site) -> Iterator[tuple[Notebook, str]]:
             site.notebook.finish(site.notebook.start(f"%sky_down {name}"))
 
 
-def left_at_work(notebook: Notebook, cell: str = "") -> Shown:
-    """A cell of some seconds that prints steps; it is under way when this returns."""
+def left_at_work(notebook: Notebook, cell: str, count: int) -> Shown:
+    """A cell that prints `count` steps; it is under way when this returns."""
     body = (
-        f"import os, time\nfor step in range({STEPS}):\n"
+        f"import os, time\nfor step in range({count}):\n"
         "    print('step', step, flush=True); time.sleep(0.02)\n"
         f"{cell}"
     )
     running = notebook.start(f"%%sky_broadcast -o value_8 -g step\n{body}")
     return notebook.watch(running, lambda shown: "step 5\n" in shown.stdout)
-
-
-def kill(notebook: Notebook) -> None:
-    """End a kernel as the system does when memory runs out."""
-    process = psutil.Process(notebook.pid)
-    process.kill()
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def steps(shown: Shown) -> list[int]:
@@ -55,8 +49,8 @@ def steps(shown: Shown) -> list[int]:
 
 def test_output_and_results_reach_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
-        running = left_at_work(first, "int(os.environ['RANK']) + 100")
-        kill(first)
+        running = left_at_work(first, "int(os.environ['RANK']) + 100", STEPS)
+        killed(first)
         first.rest(running)
         with site.another() as second:
             shown = second.run(f"%sky_attach {name}")
@@ -67,12 +61,17 @@ def test_output_and_results_reach_the_next_notebook(site: Site) -> None:
             assert seen(second, "step") == [STEPS - 1] * 2
 
 
-def test_an_error_waits_for_the_next_notebook(site: Site) -> None:
+def test_what_has_ended_meanwhile_waits_for_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
-        left_at_work(first, "raise LookupError('while nobody looked')")
-        kill(first)
+        left_at_work(first, "int(os.environ['RANK']) + 200", FEW)
+        killed(first)
         with site.another() as second:
-            failure = second.fail(f"%sky_attach {name}")
+            second.run(f"%sky_attach {name}")
+            assert second.value("value_8, step") == ([200, 201], [FEW - 1] * 2)
+            left_at_work(second, "raise LookupError('while nobody looked')", FEW)
+            killed(second)
+        with site.another() as third:
+            failure = third.fail(f"%sky_attach {name}")
             assert failure.ename == "LookupError"
             assert "while nobody looked" in failure.text
 

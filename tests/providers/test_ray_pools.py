@@ -18,7 +18,7 @@ from skymagic.providers import ray as provider
 from skymagic.providers.channel_key import ChannelKey
 from skymagic.wire.threads import start_all
 from tests.lab.notebook import Notebook, at_work, opened, seen
-from tests.lab.ray import SETTINGS, Cluster, cluster, processes
+from tests.lab.ray import SETTINGS, Cluster, lent, processes
 
 pytestmark = pytest.mark.needs("ray")
 DATA = """import ray
@@ -37,7 +37,7 @@ ray.train.torch.TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_w
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Cluster]:
-    with cluster(2, client=True) as made:
+    with lent() as made:
         yield made
 
 

@@ -121,18 +121,6 @@ def test_script_runs_on_the_ranks_host(two: tuple[Hosts, Notebook]) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_rank_that_dies_is_replaced_on_its_host(two: tuple[Hosts, Notebook]) -> None:
-    hosts, notebook = two
-    failed = notebook.fail(
-        "%%sky_broadcast\nif rank == 2:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)"
-    )
-    assert "rank 2 on h2" in failed.text
-    assert "SIGKILL" in failed.text
-    notebook.run(NAMES)
-    notebook.run("%%sky_broadcast -o homes\nos.environ['HOME']")
-    assert notebook.value("homes") == [str(hosts[node].home) for node in (0, 0, 1, 1)]
-
-
 # ------------------------------------------------------------------------------------------ files
 
 

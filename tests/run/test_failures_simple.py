@@ -271,7 +271,6 @@ def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
     [
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV: a segmentation fault"),
         ("os.abort()", "SIGABRT: native code called abort()"),
-        ("os.kill(os.getpid(), 9)", "SIGKILL"),
     ],
 )
 def test_death_by_a_signal(notebook: Notebook, body: str, words: str) -> None:

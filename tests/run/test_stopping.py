@@ -256,7 +256,7 @@ def test_ranks_that_all_stand_still_are_pointed_out(golden: Golden, impatient: N
 def test_ranks_whose_processes_work_are_left_alone(impatient: Notebook) -> None:
     shown = impatient.run(
         "%%sky_broadcast\nimport subprocess, sys\n"
-        "busy = 'import time; end = time.monotonic() + 4\\nwhile time.monotonic() < end: sum(range(1000))'\n"
+        "busy = 'import time; end = time.monotonic() + 2.5\\nwhile time.monotonic() < end: sum(range(1000))'\n"
         "_ = subprocess.run(['sh', '-c', f'{sys.executable} -c \"$0\"; true', busy])"
     )
     assert not shown.standstill
@@ -265,16 +265,16 @@ def test_ranks_whose_processes_work_are_left_alone(impatient: Notebook) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "for i in range(4): print(i); time.sleep(1)",
-        "if dist.get_rank() == 2:\n    for i in range(4): print(i); time.sleep(1)",
-        "import sys\nfor i in range(4): sys.stderr.write(f'\\r{i}'); time.sleep(1)",
-        "import skymagic as sky\nfor i in range(4): sky.report(i, loss=1.0); time.sleep(1)",
-        "for i in range(4): open('log', 'a').write('step\\n'); time.sleep(1)",
-        "import os\nfor i in range(4): os.system('sleep 1')",
-        "import subprocess\n_ = subprocess.run(['sh', '-c', 'for i in 1 2 3 4; do echo $i > out; sleep 1; done'])",
-        "import threading\ndef work():\n    for i in range(4): print(i); time.sleep(1)\n"
+        "for i in range(3): print(i); time.sleep(0.7)",
+        "if dist.get_rank() == 2:\n    for i in range(3): print(i); time.sleep(0.7)",
+        "import sys\nfor i in range(3): sys.stderr.write(f'\\r{i}'); time.sleep(0.7)",
+        "import skymagic as sky\nfor i in range(3): sky.report(i, loss=1.0); time.sleep(0.7)",
+        "for i in range(3): open('log', 'a').write('step\\n'); time.sleep(0.7)",
+        "import os\nfor i in range(3): os.system('sleep 0.7')",
+        "import subprocess\n_ = subprocess.run(['sh', '-c', 'for i in 1 2 3; do echo $i > out; sleep 0.7; done'])",
+        "import threading\ndef work():\n    for i in range(3): print(i); time.sleep(0.7)\n"
         "thread = threading.Thread(target=work); thread.start(); thread.join()",
-        "if dist.get_rank() == 1:\n    for i in range(4): print(i); time.sleep(1)\ndist.barrier()",
+        "if dist.get_rank() == 1:\n    for i in range(3): print(i); time.sleep(0.7)\ndist.barrier()",
     ],
     ids=["print", "hidden", "bar", "report", "file", "system", "child", "thread", "behind"],
 )

@@ -1,4 +1,4 @@
-"""What code on a rank asks and says; output control is looked at from outside the process, where it counts."""
+"""Output control of `skymagic.runtime`, looked at from outside the process, where it counts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import socket
 import subprocess
 import sys
 import textwrap
-from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 import skymagic as sky
-from skymagic.errors import SkyError
+from skymagic.kernels.network import interfaces
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, Peer
-from tests.lab.golden import Golden
 
 ROOT = Path(__file__).resolve().parents[2]
 THIRD = InstanceInfo(
@@ -57,34 +53,6 @@ def said(body: str, *, rank: int = 0, cwd: Path = ROOT) -> tuple[list[str], list
     return result.stdout.splitlines(), result.stderr.splitlines()
 
 
-# ------------------------------------------------------------------------------------------ where am I
-
-
-def test_outside_a_pool_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COMPUTE_POOL", raising=False)
-    info = sky.instance_info()
-    assert (info.rank, info.world_size, info.node, info.total_nodes) == (0, 1, 0, 1)
-    assert (info.local_rank, info.local_world_size, info.is_head) == (0, 1, True)
-    assert info.hostname
-
-
-def test_json_round_trip() -> None:
-    assert InstanceInfo.from_json(THIRD.to_json()) == THIRD
-    assert InstanceInfo.from_plain(THIRD.plain()) == THIRD
-    assert "\n" not in THIRD.to_json()
-    assert THIRD.plain()["is_head"] is False
-
-
-def test_unknown_fields_of_newer_versions_are_ignored() -> None:
-    assert InstanceInfo.from_plain({**THIRD.plain(), "colour": "blue"}) == THIRD
-
-
-def test_info_is_a_value() -> None:
-    with pytest.raises(FrozenInstanceError):
-        THIRD.rank = 3  # type: ignore[misc]
-    assert len({THIRD, InstanceInfo.from_json(THIRD.to_json())}) == 1
-
-
 def test_enter_reaches_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPUTE_POOL", "")
     runtime.enter(THIRD)
@@ -96,28 +64,6 @@ def test_enter_reaches_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert child.stdout == "2 10.0.0.2\n"
-
-
-@pytest.mark.parametrize("text", ["x", "[]", '{"peers": [1]}', '{"peers": 3}', '"text"'])
-def test_a_broken_variable_is_named(
-    golden: Golden, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("COMPUTE_POOL", text)
-    with golden.raises(SkyError):
-        sky.instance_info()
-
-
-def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMPUTE_POOL", THIRD.to_json())
-    assert runtime.participants() == (0, 1, 2, 3)
-    with runtime.participation([3, 2]):
-        assert runtime.participants() == (2, 3)
-        with runtime.participation(None):
-            assert runtime.participants() == (0, 1, 2, 3)
-        assert runtime.participants() == (2, 3)
-    with pytest.raises(KeyError), runtime.participation([2]):
-        raise KeyError
-    assert runtime.participants() == (0, 1, 2, 3)
 
 
 # ---------------------------------------------------------------------------------------- who is heard
@@ -139,39 +85,6 @@ def test_only() -> None:
     found = [[int(line) for line in said(body, rank=rank)[0]] for rank in range(3)]
     heard = [[rank for rank in range(3) if number in found[rank]] for number in range(len(HEARD))]
     assert dict(zip(HEARD, heard, strict=True)) == HEARD
-
-
-@pytest.mark.parametrize(
-    ("only", "error"),
-    [
-        ("heads", ValueError), ("0,1", ValueError), (-1, ValueError), ([0, -2], ValueError), ([], ValueError),
-        (None, TypeError), (True, TypeError), (1.0, TypeError), (["0"], TypeError), (b"01", TypeError),
-        ({0: True}, TypeError), (lambda: True, TypeError), (lambda a, b: True, TypeError),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("control", [sky.stdout, sky.stderr], ids=["stdout", "stderr"])
-def test_wrong_only_is_refused_where_it_is_written(
-    control: Any, only: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match=r"sky\.std"):
-        control(only=only)
-
-
-@pytest.mark.parametrize("control", [sky.stdout(only="head"), sky.silent], ids=["stdout", "silent"])
-def test_lazy_functions_are_too_late(golden: Golden, control: Any) -> None:
-    def lazy() -> None: ...
-
-    lazy.__sky_lazy__ = True  # type: ignore[attr-defined]
-    with golden.raises(TypeError):
-        control(lazy)
-
-
-@pytest.mark.parametrize("thing", [3, int, "head"])
-def test_only_functions_are_decorated(golden: Golden, thing: Any) -> None:
-    with golden.raises(TypeError):
-        sky.silent(thing)
-    with pytest.raises(TypeError):
-        sky.stdout(thing)
 
 
 # ---------------------------------------------------------------------------------- what is silenced
@@ -344,27 +257,6 @@ def test_silenced_output(heading: str) -> None:
     assert said(BODIES[heading], rank=int(rank)) == expected
 
 
-def test_functions_keep_their_results_and_names() -> None:
-    @sky.silent
-    def add(a: int, *, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    assert add(1, b=2) == 3
-    assert (add.__name__, add.__doc__) == ("add", "Adds.")
-
-
-def test_pausing_functions_are_refused(golden: Golden) -> None:
-    def steps() -> Any:
-        yield 1
-
-    async def wait() -> None: ...
-
-    for function in (steps, wait):
-        with golden.raises(TypeError):
-            sky.silent(function)
-
-
 def test_silenced_output_reaches_the_sink(tmp_path: Path) -> None:
     body = """
     from skymagic.runtime import silence
@@ -380,29 +272,6 @@ def test_silenced_output_reaches_the_sink(tmp_path: Path) -> None:
     """
     assert said(body, cwd=tmp_path) == (["seen"], [])
     assert (tmp_path / "log").read_text() == "a\nb\nc\nd\n"
-
-
-def test_in_memory_streams_are_silenced_too(capsys: pytest.CaptureFixture[str]) -> None:
-    print("before")
-    with sky.silent:
-        print("hidden")
-        print("hidden", file=sys.stderr)
-        assert sys.stdout.encoding == "utf-8"
-        assert not sys.stdout.isatty()
-        assert sys.stdout.getvalue() == "before\n"  # type: ignore[union-attr]
-    print("after")
-    assert tuple(capsys.readouterr()) == ("before\nafter\n", "")
-
-
-def test_decorated_functions_travel() -> None:
-    rank = 1
-
-    @sky.stdout(only=lambda info: info.rank == rank)
-    def f() -> int:
-        return rank
-
-    assert cloudpickle.loads(cloudpickle.dumps(f))() == 1
-    assert cloudpickle.loads(cloudpickle.dumps(sky.silent)) == sky.silent
 
 
 def test_in_a_notebook_without_a_pool() -> None:
@@ -435,3 +304,9 @@ def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
 
 def test_free_port_without_a_known_own_address() -> None:
     socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()
+
+
+def test_interface_name_is_matched_exactly() -> None:
+    info = InstanceInfo(head_addr="127.0.0.1")
+    assert interfaces(info, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert interfaces(info, {"NCCL_SOCKET_IFNAME": "eth"}) == {"GLOO_SOCKET_IFNAME": "lo"}

@@ -13,11 +13,9 @@ from skymagic.wire.queries import Stack, StackFrame
 torch = pytest.importorskip("torch")
 
 from skymagic.display import text  # noqa: E402
-from skymagic.kernels.network import interfaces  # noqa: E402
 from skymagic.kernels.rank import gpu  # noqa: E402
 from skymagic.plugins._torch import carryover, groups, membership, unblock  # noqa: E402
 from skymagic.runtime import rendezvous  # noqa: E402
-from skymagic.runtime.info import InstanceInfo  # noqa: E402
 from tests.lab.golden import Golden  # noqa: E402
 
 
@@ -116,12 +114,6 @@ def test_flight_recorder_is_set_by_the_name_that_torch_reads(version: str, name:
         chosen = {own: "5"}
         unblock.set_variables(chosen, version)
         assert {key: value for key, value in chosen.items() if key.endswith("SIZE")} == {own: "5"}
-
-
-def test_interface_name_is_matched_exactly() -> None:
-    info = InstanceInfo(head_addr="127.0.0.1")
-    assert interfaces(info, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-    assert interfaces(info, {"NCCL_SOCKET_IFNAME": "eth"}) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_models_are_compared_in_pieces(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:

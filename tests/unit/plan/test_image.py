@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,8 +15,6 @@ from packaging.requirements import Requirement
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image, PipIndex, explain_unsatisfied
 from tests.lab.golden import Golden
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def mistakes(**fields: object) -> str:
@@ -255,17 +250,6 @@ def test_accepted_requirements_have_pins(parts: list[tuple[str, str]]) -> None:
         same = [Requirement(item).specifier for item in pip if item[0] == name]
         for pin in (p.version for specifier in same for p in specifier if p.operator == "=="):
             assert all(specifier.contains(pin) for specifier in same)
-
-
-def test_an_image_without_packages_does_not_import_packaging() -> None:
-    code = (
-        "import sys; from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image());"
-        "print('packaging' in sys.modules)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert result.stdout == "False\n"
 
 
 def test_an_index_for_certain_packages(golden: Golden) -> None:

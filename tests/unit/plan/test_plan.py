@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +26,6 @@ from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, d
 from tests.lab.golden import Golden
 from tests.surfaces import BOX as BIG
 from tests.surfaces import LAPTOP as SMALL
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def ranks(text: str, world_size: int) -> tuple[int, ...]:
@@ -571,16 +566,3 @@ def test_all_reasons_are_given() -> None:
         len(fits(PoolRequest(nodes=3, procs_per_node=1, pip=("pandas",), secrets=("X",)), MADE))
         == 4
     )
-
-
-def test_plan_needs_the_standard_library_only() -> None:
-    assert _loaded("import skymagic.plan.planning") - _loaded("") == {"skymagic"}
-
-
-def _loaded(statement: str) -> set[str]:
-    """Top-level packages outside the standard library that a fresh Python has after `statement`."""
-    code = f"import sys; {statement}\nprint(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return {name.split(".")[0] for name in result.stdout.split()} - sys.stdlib_module_names
