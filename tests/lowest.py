@@ -19,6 +19,14 @@ from tests.environment import PIP, ROOT, UV, options, variables
 FOLDER = ROOT / "build" / "lowest"
 PYTHON = FOLDER / "bin" / "python"
 PINS = ROOT / "build" / "lowest.txt"
+COLAB = [
+    "ipython==7.34.0",
+    "ipykernel==6.17.1",
+    "ipywidgets==7.7.1",
+    "jupyter-client==7.4.9",
+    "traitlets==5.7.1",
+]
+"""Jupyter's packages in Google Colab's image of August 2026."""
 
 
 def uv(*words: str) -> str:
