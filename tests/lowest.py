@@ -63,7 +63,7 @@ def main() -> int:
     PINS.write_text("\n".join(oldest()) + "\n")
     print(PINS.read_text(), flush=True)
     pins = ["-c", "constraints.txt", "-c", str(PINS)]
-    uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]")
+    uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]", "joblib")
     # IPython 7 puts the folder of its extensions on the path, whose `tests` would hide ours in kernels and ranks
     for hiding in FOLDER.glob("lib/python*/site-packages/IPython/extensions/tests"):
         shutil.rmtree(hiding)
