@@ -19,7 +19,8 @@ READY := $(VENV)/.ready
 # Images of Python set it, and each process then compiles all that it imports: 3.3 s for torch instead of 1.5 s
 unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, and none is shared: its tests use the same pools
-PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SHARED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST = $(RUN) -m pytest $(SHARED)
 
 .PHONY: help demo quick near docs-test test durations check format bench golden docs package lowest gpu gpu-wheels pictures notebooks soak clean
 
@@ -35,7 +36,7 @@ help:
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
-	@echo "make lowest  the quick and near tests with the oldest versions of what skymagic depends on: Colab's"
+	@echo "make lowest  the quick and near tests with the oldest versions of what skymagic depends on: Colab's (FOLDER=data: of a folder)"
 	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/how-to/gpus.md"
 	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  retake the pictures of the docs in JupyterLab (Chromium is needed)"
@@ -97,7 +98,7 @@ package: $(READY)
 	@$(RUN) -m twine check --strict dist/*
 
 lowest: $(READY)
-	@$(RUN) -m tests.lowest -n $(PROCESSES) --dist loadfile $(ARGS)
+	@$(RUN) -m tests.lowest $(SHARED) $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
 # Not in .venv: a machine with a GPU has a torch of its own, and perhaps no internet. WHEELS is a folder that gpu-wheels has filled.
 WHEELS ?=

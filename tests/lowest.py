@@ -19,6 +19,14 @@ from tests.environment import PIP, ROOT, UV, options, variables
 FOLDER = ROOT / "build" / "lowest"
 PYTHON = FOLDER / "bin" / "python"
 PINS = ROOT / "build" / "lowest.txt"
+COLAB = [
+    "ipython==7.34.0",
+    "ipykernel==6.17.1",
+    "ipywidgets==7.7.1",
+    "jupyter-client==7.4.9",
+    "traitlets==5.7.1",
+]
+"""Jupyter's packages in Google Colab's image of August 2026."""
 
 
 def uv(*words: str) -> str:
@@ -55,7 +63,7 @@ def main() -> int:
     PINS.write_text("\n".join(oldest()) + "\n")
     print(PINS.read_text(), flush=True)
     pins = ["-c", "constraints.txt", "-c", str(PINS)]
-    uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]")
+    uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]", "joblib")
     # IPython 7 puts the folder of its extensions on the path, whose `tests` would hide ours in kernels and ranks
     for hiding in FOLDER.glob("lib/python*/site-packages/IPython/extensions/tests"):
         shutil.rmtree(hiding)

@@ -35,25 +35,34 @@ def package_prose() -> set[tuple[str, ...]]:
             if isinstance(node, ast.Expr):  # a docstring
                 node.value = ast.Constant(None)
             elif isinstance(node, ast.JoinedStr):
-                runs |= in_a_row(
-                    "".join(
-                        part.value if isinstance(part, ast.Constant) else " 0 "  # type: ignore[misc]
-                        for part in node.values
-                    )
-                )
+                runs |= in_a_row(text_of(node))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 runs |= in_a_row(node.value)
     return runs
 
 
-def _strings(node: ast.AST) -> Iterator[ast.Constant]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Constant) and isinstance(each.value, str):
-            yield each
+def text_of(node: ast.JoinedStr | ast.Constant) -> str:
+    """Return a string's text, with 0 for the values in an f-string."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return "".join(
+        str(part.value) if isinstance(part, ast.Constant) else " 0 " for part in node.values
+    )
 
 
-def compared(tree: ast.AST) -> Iterator[ast.Constant]:
-    """The strings that a test compares."""
+def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each string; an f-string is one, though Python 3.12 gives its parts places of their own."""
+    if isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ):
+        yield node.lineno, text_of(node)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _strings(child)
+
+
+def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of the strings that a test compares."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             for part in ast.walk(node.test):
@@ -93,11 +102,8 @@ def assertions(package: set[tuple[str, ...]] | None = None) -> dict[str, list[tu
     runs = package_prose() if package is None else package
     found = dict[str, list[tuple[int, str]]]()
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        strings = {
-            (string.lineno, string.col_offset): str(string.value)
-            for string in compared(ast.parse(path.read_text()))
-        }
-        quoting = [(at[0], text) for at, text in sorted(strings.items()) if quotes(text, runs)]
+        strings = {*compared(ast.parse(path.read_text()))}
+        quoting = [(line, text) for line, text in sorted(strings) if quotes(text, runs)]
         if quoting:
             found[str(path.relative_to(ROOT))] = quoting
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.display.ipykernel6 import cell_stream, clear_output, displays_in_cell
 from skymagic.wire.typed import JsonObject
 from skymagic.wire.untrusted import sanitized
 
@@ -144,7 +145,7 @@ def write(name: str, text: str) -> None:
     if not text:
         return
     if parts is None:
-        stream = sys.stderr if name == "stderr" else sys.stdout
+        stream = cell_stream(sys.stderr if name == "stderr" else sys.stdout)
         stream.write(text)
         stream.flush()
     elif parts and parts[-1][0] == name:
@@ -206,14 +207,29 @@ def show(content: DisplayData, *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         send_collected()
-        InteractiveShell.instance().display_pub.publish(
-            data=content.data,
-            metadata=content.metadata,
-            transient=content.transient,
-            update=update,
-        )
+        publisher = InteractiveShell.instance().display_pub
+        with displays_in_cell(publisher):
+            publisher.publish(
+                data=content.data,
+                metadata=content.metadata,
+                transient=content.transient,
+                update=update,
+            )
     else:
         write("stdout", f"{content.data.get('text/plain', '')}\n")
+
+
+def clear_cell(*, wait: bool) -> None:
+    """Clear the cell's output; with `wait`, only once other output replaces it."""
+    send_collected()
+    if in_ipython():
+        from IPython.core.interactiveshell import InteractiveShell
+
+        clear_output(InteractiveShell.instance().display_pub, wait=wait)
+    else:
+        from IPython.display import clear_output as clear_terminal
+
+        clear_terminal(wait=wait)
 
 
 class Area:
@@ -278,7 +294,7 @@ def own_stream() -> Any:
 
     In a script it is standard error, because standard output may be data.
     """
-    return sys.stdout if in_ipython() else sys.stderr
+    return cell_stream(sys.stdout) if in_ipython() else sys.stderr
 
 
 YES = ("y", "yes")

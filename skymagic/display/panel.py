@@ -9,7 +9,6 @@ place, which ends as one line.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import math
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from skymagic.display.ipykernel6 import cell_context
 from skymagic.display.live import Area, is_watched
 from skymagic.plan.units import count, size
 from skymagic.wire.untrusted import sanitized
@@ -384,7 +384,7 @@ class StartPanel:
         self._steps: dict[str, StartStep] = {}
         self._area = Area()
         self._over = threading.Event()
-        self._context = contextvars.copy_context()  # attributes the thread's drawing to this cell
+        self._context = cell_context()  # attributes the thread's drawing to this cell
         self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
 
     def add_line(self, line: str) -> None:

@@ -18,10 +18,10 @@ from skymagic.display.live import (
     DisplayData,
     StatusLine,
     batched_output,
+    clear_cell,
     in_ipython,
     in_notebook,
     own_stream,
-    send_collected,
     show,
     write,
 )
@@ -155,10 +155,7 @@ class NotebookScreen(Screen):
         if not self._clearing:
             return
         self._clearing = False
-        from IPython.display import clear_output
-
-        send_collected()
-        clear_output(wait=wait)
+        clear_cell(wait=wait)
         self._labels.on_cleared()
         if self._view is not None:
             self._view.on_cleared()

@@ -7,7 +7,6 @@ and can be stopped.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import queue
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
+from skymagic.display.ipykernel6 import cell_context
 from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import RunInterrupted
 from skymagic.jobs.task import Task, run
@@ -75,7 +75,7 @@ class RankWorkers:
 
     def submit(self, task: Task) -> Future[Any]:
         """Queue a task and return the future of its value."""
-        context = contextvars.copy_context()  # the thread's output belongs to this cell
+        context = cell_context()  # the thread's output belongs to this cell
         return self._threads.submit(context.run, self._run, task)
 
     def _run(self, task: Task) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -13,6 +12,7 @@ from typing import Any
 
 from skymagic.cluster import telemetry
 from skymagic.display.controls import Actions
+from skymagic.display.ipykernel6 import cell_context
 from skymagic.display.live import in_notebook, is_watched
 from skymagic.display.run_line import SEPARATOR, BesideView, LiveLine
 from skymagic.errors import PoolError, RequestError, RunInterrupted
@@ -69,7 +69,7 @@ class RunHandle:
         self._line: LiveLine | None = None
         """Display line of the cell, in a notebook."""
         self._drawing = threading.Lock()
-        self._context = contextvars.copy_context()  # attributes the thread's output to this cell
+        self._context = cell_context()  # attributes the thread's output to this cell
         self._thread = threading.Thread(
             target=self._context.copy().run, args=(self._work,), name="skymagic-run", daemon=True
         )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import IPython
 import pytest
 
 from skymagic.api.logs import lines_of_runs
@@ -78,7 +79,8 @@ def test_logs_are_an_object_with_text_html_and_completion(notebook: Notebook) ->
     assert notebook.value("kept == said and type(kept).__name__") == "Logs"
     offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
     notebook.run("import warnings; warnings.simplefilter('ignore')")
-    assert notebook.value(offered.format("said[")) == ["0", "1"]
+    if IPython.version_info >= (8,):  # IPython 7 completes no numbers
+        assert notebook.value(offered.format("said[")) == ["0", "1"]
     assert notebook.value(offered.format("pool.metr")) == ["metrics"]
     assert notebook.value(offered.format("pool.worl")) == ["world_size"]
 

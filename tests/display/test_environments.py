@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
+import IPython
 import pytest
 
 from tests.lab.notebook import ROOT, Notebook, Shown, buttons, has_buttons, opened
@@ -97,6 +98,8 @@ OTHER = {6: ("ipykernel>=7,<8",), 7: ("ipykernel>=6.29,<7", "nest-asyncio>=1.4")
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook that somebody looks at, whose kernel and ranks have the other ipykernel, with a pool of two ranks."""
+    if IPython.version_info < (8,):
+        pytest.skip("ipykernel 7 needs jupyter_client 8, which is not installed beside IPython 7")
     folder = tmp_path_factory.mktemp("other")
     pip = [
         sys.executable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import IPython
 import pytest
 
 from tests.lab.golden import Golden
@@ -72,9 +73,12 @@ def test_status_is_an_object_with_completion(golden: Golden, notebook: Notebook)
     assert notebook.value("status['main'][1].use.memory > 1e6") is True
     notebook.run("import warnings; warnings.simplefilter('ignore')")
     offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
-    assert notebook.value(offered.format("status['")) == ["main"]
     notebook.run("of_main = status['main']; second = of_main[1]")
-    assert notebook.value(offered.format("of_main[")) == ["0", "1"]
+    if IPython.version_info >= (8,):
+        assert notebook.value(offered.format("status['")) == ["main"]
+        assert notebook.value(offered.format("of_main[")) == ["0", "1"]
+    else:  # which offers all names beside a key, and no numbers
+        assert "main" in notebook.value(offered.format("status['"))
     assert notebook.value(offered.format("second.ho")) == ["host"]
     golden(notebook.fail("%sky_status mani").text)
 

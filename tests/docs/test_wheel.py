@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment outside the checkout, runs the quickstart."""
+"""The wheel, installed outside the checkout: it runs the quickstart, and in Google Colab it replaces nothing of Jupyter's."""
 
 from __future__ import annotations
 
@@ -13,25 +13,33 @@ import pytest
 from tests.docs.test_notebooks import environment
 from tests.environment import UV
 from tests.lab.notebook import ROOT
-from tests.lowest import uv
+from tests.lowest import COLAB, uv
+
+pytestmark = pytest.mark.skipif(not UV.exists(), reason="uv is not installed: make test does that")
 
 
-@pytest.mark.skipif(not UV.exists(), reason="uv is not installed: make test does that")
-def test_the_quickstart_runs_from_the_wheel(tmp_path: Path) -> None:
-    uv("build", "-q", "--wheel", "--out-dir", str(tmp_path / "dist"))
-    (wheel,) = (tmp_path / "dist").glob("skymagic-*.whl")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    uv("build", "-q", "--wheel", "--out-dir", str(folder))
+    (wheel,) = folder.glob("skymagic-*.whl")
+    return wheel
+
+
+@pytest.mark.parametrize(
+    "installed", [pytest.param([], id="empty"), pytest.param(COLAB, id="Colab")]
+)
+def test_the_quickstart_runs_from_the_wheel(
+    tmp_path: Path, wheel: Path, installed: list[str]
+) -> None:
     uv("venv", "-q", "--python", sys.executable, str(tmp_path / "env"))
     python = tmp_path / "env" / "bin" / "python"
-    uv(
-        "pip",
-        "install",
-        "-q",
-        "--python",
-        str(python),
-        "-c",
-        "constraints.txt",
-        f"skymagic[demo] @ {wheel.as_uri()}",
-    )
+    into = ["-q", "--python", str(python), "-c", "constraints.txt"]
+    if installed:
+        uv("pip", "install", *into, *installed)
+    uv("pip", "install", *into, f"skymagic[demo] @ {wheel.as_uri()}")
+    packages = uv("pip", "freeze", "--python", str(python)).splitlines()
+    assert {*installed} <= {*packages}, "none of Colab's packages is replaced"
     for file in ("show.py", "quickstart.ipynb"):
         shutil.copy(ROOT / "notebooks" / file, tmp_path)
     own = {

@@ -215,7 +215,11 @@ def _become_kernel(streams: list[int], argv: list[str], cwd: str, env: dict[str,
     os.chdir(cwd)
     tempfile.tempdir = None  # it depends on the environment
     launcher = importlib.util.find_spec("ipykernel_launcher")
-    sys.argv = [str(launcher and launcher.origin), *argv]
+    assert launcher is not None
+    assert launcher.origin is not None
+    if "Path.cwd()" not in Path(launcher.origin).read_text():  # ipykernel 6.17 leaves it there
+        sys.path.insert(0, cwd)
+    sys.argv = [launcher.origin, *argv]
     sys.orig_argv[:] = [sys.executable, "-m", "ipykernel_launcher", *argv]
     raise _Kernel
 

@@ -249,7 +249,7 @@ gc.collect()
 def count():
     # ipykernel closes those of threads that have ended every ten seconds; a rank has none
     pipes = getattr(getattr(get_ipython().kernel, "iopub_thread", None), "_event_pipes", {})
-    for thread in [thread for thread in pipes if not thread.is_alive()]:
+    for thread in [thread for thread in pipes if isinstance(pipes, dict) and not thread.is_alive()]:
         pipes.pop(thread).close()
     me, before = psutil.Process(), None
     while (now := me.num_fds()) != before:  # libzmq closes them on a thread of its own

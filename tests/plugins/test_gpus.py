@@ -195,6 +195,7 @@ def test_a_driver_that_does_not_answer(
     golden(local.inventory(parse_pool("--gpu all")).unusable)
 
 
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_builds_for_cpus_are_refused_in_words(gpus: Gpus) -> None:
     assert local.inventory(parse_pool("--gpu all --plugin torch,jax")).unusable == ""
     for path in gpus.folder.glob("*.dist-info"):

@@ -7,6 +7,7 @@ import re
 import socket
 from pathlib import Path
 
+import ipywidgets
 import pytest
 
 from tests.lab.golden import Golden
@@ -105,10 +106,10 @@ def test_rich_bars_are_shown_once_below_prints(notebook: Notebook) -> None:
         "print('over')"
     )
     for rank in (0, 1):
-        lines = [line.rstrip() for line in shown.lines if line.startswith(f"[{rank}]")]
-        assert [line.removeprefix(f"[{rank}]").strip() for line in lines] == [
-            *("loss 0", "loss 1", "outer 100%", "inner 100%", ""),
-            "over",
+        lines = [line for line in shown.lines if line.startswith(f"[{rank}]")]
+        texts = [line.removeprefix(f"[{rank}]").strip() for line in lines]
+        assert [text for text in texts if text] == [  # rich may end with an empty line
+            *("loss 0", "loss 1", "outer 100%", "inner 100%", "over")
         ]
 
 
@@ -165,7 +166,7 @@ def test_code_of_a_notebook_cell_is_shown_as_that_cell(notebook: Notebook) -> No
         f"Cell In[{defined}], line 3, in Net.forward(self, x)",
         f"Cell In[{defined}], line 6, in Net.divide(self, x)",
     ]
-    assert "----> 6     return 1 / x" in error.text
+    assert re.search(r"^-+> 6 +return 1 / x$", error.text, re.MULTILINE)
 
 
 def test_a_generator_expression_shows_its_own_line(notebook: Notebook) -> None:
@@ -329,6 +330,9 @@ def test_widget_is_shown_once_as_its_text(notebook: Notebook) -> None:
     assert [kind for kind, _, _ in shown.messages if "display" in kind] == ["display_data"]
 
 
+@pytest.mark.skipif(
+    ipywidgets.version_info < (8,), reason="ipywidgets 7 displays widgets without their HTML"
+)
 def test_widget_with_html_is_shown_as_html(notebook: Notebook) -> None:
     shown = notebook.run(
         "%%sky_broadcast\nimport ipywidgets\nclass Chart(ipywidgets.IntSlider):\n"

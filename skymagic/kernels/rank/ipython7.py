@@ -1,6 +1,7 @@
 """Adapt IPython 7 (Google Colab has 7.34) to what ranks and their users expect of IPython 8.
 
-Its tracebacks name cells, and ``%time`` raises the errors of the code that it runs.
+Its tracebacks name cells and end with an error's notes, and ``%time`` raises the errors of the code
+that it runs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ def adapt(shell: Any, cells: Mapping[str, int]) -> None:
     """
     if release.version_info < (8,):
         head_frames(shell.InteractiveTB, cells)
+        show_notes(shell.InteractiveTB)
         name_cells_in_syntax_errors(shell.SyntaxTB, cells)
         raise_errors_of_time(shell)
 
@@ -53,6 +55,33 @@ def head_frames(formatter: Any, cells: Mapping[str, int]) -> None:
         return f"{heading}\n{lines}"
 
     formatter.format_record = with_heading
+
+
+def show_notes(formatter: Any) -> None:
+    """Make IPython 7 write the notes of an error (``add_note``) below its message.
+
+    Args:
+        formatter: the shell's formatter of tracebacks.
+    """
+    format_error = formatter.format_exception
+
+    def with_notes(kind: type[BaseException], error: BaseException, *further: Any) -> list[str]:
+        return [*format_error(kind, error, *further), *getattr(error, "__notes__", ())]
+
+    formatter.format_exception = with_notes
+
+
+def know_last_shown(hook: Any, names: Iterable[str]) -> None:
+    """Let a display hook of IPython 7 take hidden values of ``_`` and the like for its own.
+
+    Otherwise it would take them for the user's, and stop to bind these names. IPython 8 does so.
+    """
+    if release.version_info >= (8,):
+        return
+    values, hidden = hook.shell.user_ns, hook.shell.user_ns_hidden
+    for name in names:
+        if name in values and name in hidden and hidden[name] is values[name]:
+            setattr(hook, name, values[name])
 
 
 def raise_errors_of_time(shell: Any) -> None:
@@ -98,7 +127,9 @@ def name_cells_in_syntax_errors(formatter: Any, cells: Mapping[str, int]) -> Non
         return f"{colour}Cell In[{cells[file]}]" if file in cells else match[0]
 
     def naming(write_lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        return lambda *args: [FILE.sub(named, line) for line in write_lines(*args)]
+        return lambda *args: [
+            FILE.sub(named, line).replace(", in <module>", "") for line in write_lines(*args)
+        ]
 
     formatter._format_list = naming(formatter._format_list)
     formatter._format_exception_only = naming(formatter._format_exception_only)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FunctionType
 
@@ -140,8 +141,9 @@ def test_files_are_those_of_the_record(tmp_path: Path) -> None:
     assert {str(path) for path in one.files or ()} <= {*installed._recorded_paths(one)}
     odd = metadata.PathDistribution(tmp_path)
     assert [*installed._recorded_paths(odd)] == []
+    binary = f"alone{EXTENSION_SUFFIXES[0]}"
     (tmp_path / "RECORD").write_text(
-        'one/__init__.py,sha256=x,1\n"a,b.txt",,\nalone.cpython-311-x86_64-linux-gnu.so,,\n../bin/one,,\n'
+        f'one/__init__.py,sha256=x,1\n"a,b.txt",,\n{binary},,\n../bin/one,,\n'
     )
     assert [*installed._recorded_paths(odd)][1] == "a,b.txt"
     assert installed._top_level_names(odd) == {"one", "alone"}
