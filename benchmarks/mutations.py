@@ -287,8 +287,8 @@ MUTATIONS = (
     Mutation(
         "attaching replays twice",
         "kernels/agent/output.py",
-        "        for output in self._kept.after(shown):\n            self._send(output)\n",
-        "        for output in self._kept.after(shown):\n            self._send(output)\n"
+        "        for output in self._kept.unacknowledged(self._sent):\n            self._send(output)\n",
+        "        for output in self._kept.unacknowledged(self._sent):\n            self._send(output)\n"
         "            self._send(__import__('dataclasses').replace(output, seq=output.seq + 1000))\n",
         "each line is shown once",
         (SURVIVAL,),
@@ -296,7 +296,7 @@ MUTATIONS = (
     Mutation(
         "attaching replays nothing",
         "kernels/agent/output.py",
-        "        for output in self._kept.after(shown):\n            self._send(output)\n",
+        "        for output in self._kept.unacknowledged(self._sent):\n            self._send(output)\n",
         "",
         "output of a run comes to the next notebook",
         (SURVIVAL,),

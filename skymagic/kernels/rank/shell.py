@@ -72,7 +72,7 @@ class RankDisplayHook(DisplayHook):
 
     def update_user_ns(self, result: Any) -> None:
         """Bind ``_`` and the like, unless a cell has bound them itself."""
-        ipython7.know_last_shown(self, LAST_SHOWN)
+        ipython7.know_last_shown(self, OUTPUT_NAMES)
         super().update_user_ns(result)
         if self.shell.user_ns.get("_") is result:
             self.bound_outputs = OUTPUT_NAMES
