@@ -34,7 +34,21 @@ access = keys.read(path.stem).accesses[0]
 found = [os.environ["API_TOKEN"], value, access.secret, getattr(access, "channel_key", "")]
 found += [pem.splitlines()[-3] for pem in made]
 found = [text for text in found if text]
+found += [in_file, *of_ranks, *printed, pushed]
 """
+MORE_SECRETS = (
+    "in_file, pushed = secrets.token_hex(16), secrets.token_hex(16)\nopen('in_file.txt', 'w').write(in_file);",
+    "%sky_put in_file.txt ~/in_copy.txt",
+    "%%sky_broadcast -o of_ranks\nimport secrets\nof_rank = secrets.token_hex(16)\nof_rank;",
+    "%%sky_broadcast\nimport os\nprinted = secrets.token_hex(16)\nopen(os.path.expanduser('~/printed.txt'), 'w').write(printed);",
+    "%sky_pull printed -t 0",
+    "%sky_get ~/printed.txt printed.txt",
+    "%sky_push pushed",
+    "%%sky_sh\nwc -c ~/printed.txt ~/in_copy.txt",
+    "%sky_restart",
+    "%%sky_broadcast\nlen(pushed);",
+)
+"""Values, files and variables that go either way, also to ranks that are restarted."""
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +81,11 @@ def never_heard(notebook: Notebook, pool: str, folder: Path) -> None:
         notebook.run(f"%sky_pool lab {pool} --secret API_TOKEN")
         shown = notebook.run(f"%%sky_broadcast\nimport hashlib, os\nprint({DIGESTS})")
         assert str(notebook.value(DIGESTS)) in shown.text
+        for cell in MORE_SECRETS:
+            notebook.run(cell)
     notebook.run(SECRETS)
     found = notebook.value("found")
-    assert len(found) >= 4
+    assert len(found) >= 8
     assert all(len(text) >= 16 for text in found)
     assert packets.have(notebook.value("path.stem").encode())
     assert [text for text in found if packets.have(text.encode())] == []
