@@ -331,7 +331,7 @@ def test_widget_is_shown_once_as_its_text(notebook: Notebook) -> None:
 
 
 @pytest.mark.skipif(
-    ipywidgets.version_info < (8,), reason="ipywidgets 7 displays widgets without their HTML"
+    ipywidgets.__version__ < "8", reason="ipywidgets 7 displays widgets without their HTML"
 )
 def test_widget_with_html_is_shown_as_html(notebook: Notebook) -> None:
     shown = notebook.run(

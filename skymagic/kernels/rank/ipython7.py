@@ -66,7 +66,9 @@ def show_notes(formatter: Any) -> None:
     format_error = formatter.format_exception
 
     def with_notes(kind: type[BaseException], error: BaseException, *further: Any) -> list[str]:
-        return [*format_error(kind, error, *further), *getattr(error, "__notes__", ())]
+        message, *more = format_error(kind, error, *further)
+        # IPython shows the first part only
+        return ["\n".join([message, *getattr(error, "__notes__", ())]), *more]
 
     formatter.format_exception = with_notes
 
@@ -112,6 +114,8 @@ def raise_errors_of_time(shell: Any) -> None:
 
 FILE = re.compile(r'File ((?:\x1b\[[\d;]*m)*)"([^"]+)"')
 """Matches a file in Python's own form of a traceback, and its colour."""
+IN_MODULE = re.compile(r", in (?:\x1b\[[\d;]*m)*<module>")
+"""Matches what follows a line at the top of a cell or a module, which IPython 8 does not write."""
 
 
 def name_cells_in_syntax_errors(formatter: Any, cells: Mapping[str, int]) -> None:
@@ -128,7 +132,7 @@ def name_cells_in_syntax_errors(formatter: Any, cells: Mapping[str, int]) -> Non
 
     def naming(write_lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
         return lambda *args: [
-            FILE.sub(named, line).replace(", in <module>", "") for line in write_lines(*args)
+            IN_MODULE.sub("", FILE.sub(named, line)) for line in write_lines(*args)
         ]
 
     formatter._format_list = naming(formatter._format_list)
