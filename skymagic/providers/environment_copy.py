@@ -341,7 +341,7 @@ class _Link:
 
     Attributes:
         address: address and port for the next host.
-        place: upload folder of the host.
+        upload_folder: upload folder of the host.
     """
 
     target: HostPlan

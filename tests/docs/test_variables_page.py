@@ -72,7 +72,7 @@ def test_the_rule_has_five_sentences() -> None:
             "its own variable",
             "assign the name again",
             "functions",
-            "go back",
+            "sent back",
         )
     )
 

@@ -80,13 +80,13 @@ CASES: dict[str, Case] = {
 
 KNOWN = {
     "expressions 37: 5;": "`-o` has the value of the last expression also where `;` keeps it from being shown",
-    "numpy 4: a.resize(5); a": "an array that came from the notebook looks at mapped memory: `a.resize(5)` is refused",
-    "magics 25: get_ipython().ev('items[0]')": "or in a text that code puts together does not travel",
+    "numpy 4: a.resize(5); a": "an array from the notebook is a view of mapped memory: `a.resize(5)` is refused",
+    "magics 25: get_ipython().ev('items[0]')": "or in a text built by code is not sent",
     "magics 28: %who_ls list": "show the names that the rank's cells have used, not all of the notebook's",
-    "magics 29: items?": "a name that stands only in a magic's words (`items?`, `%pinfo items`)",
-    "magics 37: %pinfo items": "a name that stands only in a magic's words (`items?`, `%pinfo items`)",
+    "magics 29: items?": "a name that occurs only in a magic's arguments (`items?`, `%pinfo items`)",
+    "magics 37: %pinfo items": "a name that occurs only in a magic's arguments (`items?`, `%pinfo items`)",
     "torch 5: loss = (w * 3).sum()": "on its way back, its numbers",
     "torch 28: h = net.register_forward_hook": "on its way back, its numbers",
-    "in place 29: stream.write('more')": "streams cannot travel, nor can one in memory (`io.StringIO`)",
+    "in place 29: stream.write('more')": "streams cannot be sent, not even in-memory ones (`io.StringIO`)",
 }
 """Cases that differ, by their first words, with what docs/explanation/variables.md says of it."""
