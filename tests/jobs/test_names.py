@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import IPython
 import pytest
 
 from tests.lab.golden import Golden
@@ -26,6 +29,8 @@ def test_a_name_in_a_line_that_ipython_expands(notebook: Notebook) -> None:
         "inner = 'here'\ndef read():\n    return get_ipython().getoutput('echo {inner} $inner')"
     )
     assert seen(notebook, "read()[0]") == ["here here"] * 2
+    if IPython.version_info < (8,) and sys.version_info >= (3, 12):
+        pytest.skip("IPython 7 reads no assignment from ! with Python 3.12, in plain cells neither")
     notebook.run("outer = 'there'")
     notebook.run("%%sky_broadcast\nsaid = !echo $outer {outer.upper()}")
     assert seen(notebook, "said[0]") == ["there THERE"] * 2

@@ -438,6 +438,7 @@ class Notebook:
         if self._manager.has_kernel:
             self._manager.shutdown_kernel(now=not self._manager.is_alive())
         self._manager.cleanup_resources()
+        self._client.context.destroy()  # jupyter_client 7 has it wait for the garbage collector
 
 
 def gate(folder: Path) -> Path:

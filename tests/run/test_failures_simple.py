@@ -323,7 +323,7 @@ def test_magics_of_the_notebook_are_refused_in_a_line(patient: Notebook) -> None
 
 
 def test_other_magics_and_extensions_stay_as_they_are(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o r\n%load_ext autoreload\ny = 5\n%time x = y\nx")
+    notebook.run("%%sky_broadcast -o r\n%load_ext storemagic\ny = 5\n%time x = y\nx")
     assert notebook.value("r") == [5] * 3
 
 
