@@ -295,7 +295,7 @@ def place_of(nodeid: str) -> str:
     if re.match(r"tests/providers/test_(ray_pools|sealed_channels_of_ray)\.py::", nodeid):
         return "tests on ray"
     found = re.fullmatch(
-        r"tests/(promises/.*?[\[-](ssh|slurm|kubernetes|ray)|contracts/.*?[\[-](ray))[\]-].*",
+        r"tests/(promises/.*?[\[-](ssh|macos|slurm|kubernetes|ray)|contracts/.*?[\[-](ray))[\]-].*",
         nodeid,
     )
     return f"tests on {found[2] or found[3]}" if found else ""

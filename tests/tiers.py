@@ -52,6 +52,8 @@ SOCKETS = {"socket.bind", "socket.connect", "socket.getaddrinfo"}
 """Audit events of what a pure module does not do."""
 NEAR_MODULES = {"skymagic.pool.launch"}
 """What starts processes by way of a table that cannot be read."""
+NOT_ON_LINUX = {"skymagic.wire.processes._started_by_ps"}
+"""What is called on other systems only."""
 FAR_LAB = {
     "tests.lab.hosts",
     "tests.lab.machines",
@@ -194,8 +196,10 @@ def _used(module: str, name: str, value: object) -> Used:
         tier = Tier.far
     elif module in NEAR_MODULES or name in STARTERS.get({"posix": "os"}.get(package, package), ()):
         tier = Tier.near
-    followed = _is_ours(getattr(value, "__module__", None) or module) and (
-        isinstance(value, type) or _functions(value)
+    followed = (
+        f"{module}.{name}" not in NOT_ON_LINUX
+        and _is_ours(getattr(value, "__module__", None) or module)
+        and (isinstance(value, type) or _functions(value))
     )
     return tier, f"{module}.{name}", value if followed else None
 

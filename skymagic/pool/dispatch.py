@@ -218,7 +218,8 @@ class Dispatch:
         self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits
     ) -> Report:
         agents = self._resources.agents
-        # whether another notebook can follow it
+        # Only runs can be followed by another notebook: orders are those of this one. Without such
+        # a notebook no output is acknowledged, because nobody would ask for the rest.
         is_lasting = submission.number > 0 and self._status.plan.outlives
         acknowledge = partial(agents.acknowledge, submission.request) if is_lasting else None
         try:

@@ -151,6 +151,7 @@ class PoolRuns:
 
         Output that is still on its way to the screen no longer matters.
         """
+        # Pools that end with their notebook have no next one, and cells on them no further message.
         if self._status.plan.outlives and self._resources.has_agents:
             self._resources.agents.deliver(request_of_run(run), ranks)
 
@@ -546,6 +547,7 @@ class Attaching:
     def _was_delivered(self, unfinished: UnfinishedRun) -> bool:
         """Return True if an earlier notebook has delivered the results of this run."""
         request, ranks = request_of_run(unfinished.run), self._resources.agents.ranks
+        # Any rank suffices: all of a run are delivered at once, and a lost node reports nothing.
         return any(ranks[rank].delivered == request for rank in unfinished.spec.ranks)
 
     def _all_lost(self) -> bool:

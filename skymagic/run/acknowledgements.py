@@ -43,6 +43,8 @@ class Acknowledgements:
         """Acknowledge what counts as shown by now. Called often."""
         if now < self._due or not self._passed or self._passed[0][0] + SHOWN_AFTER > now:
             return
+        # A flood has a hundred pieces a second, and an agent needs the last number only. What is
+        # not acknowledged when this process is killed comes again, which costs a note.
         self._due = now + INTERVAL
         last: dict[int, int] = {}
         while self._passed and self._passed[0][0] + SHOWN_AFTER <= now:

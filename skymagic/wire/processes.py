@@ -86,6 +86,7 @@ def started(pid: int) -> int:
     A zombie, which its parent has not waited for yet, counts as ended. The unit is a tick since
     boot on Linux, and a second since 1970 elsewhere.
     """
+    # macOS has no /proc, and no call of Python's tells the start time of another process.
     if sys.platform != "linux":
         return _started_by_ps(pid)
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -96,7 +97,8 @@ def started(pid: int) -> int:
 
 
 def _started_by_ps(pid: int) -> int:
-    # "Ss   Sat Nov 28 19:30:12 2026"
+    """Return the start time that ps prints, as in ``Ss   Sat Nov 28 19:30:12 2026``."""
+    # LC_ALL and TZ: else the date is in the user's language, and changes with daylight saving time
     words = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
         env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},

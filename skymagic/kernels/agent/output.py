@@ -161,6 +161,8 @@ class RankScreen:
         """Number a piece of output, keep it for `follow`, and send it to the notebook."""
         numbered = self._kept.add(output)
         if self.is_open and not self._unwanted:
+            # While the notebook is away nobody can have seen it, so it comes without a warning
+            # to another notebook that takes over.
             if self._away is None:
                 self._sent = numbered.seq
             self._send(numbered)

@@ -293,6 +293,7 @@ class Ranks:
         """Record that the user has the results of a request, and forget its output."""
         for number in message.ranks:
             if (rank := self._with_request(number, message.request)) is not None:
+                # kept until the next request: a notebook that takes over must not show it again
                 rank.delivered = True
                 rank.output.screen.forget()
 

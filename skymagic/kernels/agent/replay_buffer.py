@@ -85,6 +85,7 @@ class RunBuffer:
 
     def acknowledge(self, shown: int) -> None:
         """Forget the output up to this number: the user has seen it."""
+        # Messages of a notebook that was replaced may arrive late, and are older then.
         self.shown = max(self.shown, shown)
         while self._first and self._first[0][0].seq <= shown:
             self._room += self._first.popleft()[1]

@@ -61,7 +61,7 @@ DENIED = (
             "VcpuLimitExceeded",
             "You have requested more …",
             ErrorKind.QUOTA,
-            ["vCPU quota", "used up in us-east-1", "ask for more"],
+            ["vCPU quota", "used up in us-east-1", "request an increase"],
         ),
         (
             "MaxSpotInstanceCountExceeded",
