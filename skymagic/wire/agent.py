@@ -74,6 +74,8 @@ OUTPUT_COST = 100
 
 def window(nodes: int) -> int:
     """Return an agent's credit at its start, in a pool of this many nodes."""
+    # All agents' output shares the link of the notebook's machine, and a message of any of them
+    # waits for what all have in transit. The minimum keeps output moving in a pool of 256 nodes.
     return max(LEAST_WINDOW, min(WINDOW, POOL_WINDOW // nodes))
 
 
