@@ -91,7 +91,13 @@ These ranks cannot handle the interrupt.
 KILL_HINT_DELAY = 0.7
 """Seconds from an interrupt to the hint that a second press kills."""
 ANSWER_TIMEOUT = 0.5
-"""Seconds for ranks to answer queries: where they are, whether they are leaving their cell."""
+"""Seconds for ranks to answer queries: where they are, what they wait for."""
+LEAVING_TIMEOUT = 2.0
+"""Seconds for ranks to say that they leave their cell, before they are killed.
+
+Longer than `ANSWER_TIMEOUT`: a rank on a busy machine, or one that closes its process groups, would
+lose its variables for a late answer.
+"""
 END_TIMEOUT = 3.0
 """Seconds for killed ranks to end, and for an agent to answer."""
 POLL_INTERVAL = 0.2
@@ -361,7 +367,7 @@ class RunLoop:
     def _kill_stuck(self) -> None:
         """Kill ranks after the grace period; give those leaving the cell a little longer."""
         open_ranks = self.report.unfinished()
-        leaving = self._agents.ask(open_ranks, queries.LEAVING, timeout=ANSWER_TIMEOUT)
+        leaving = self._agents.ask(open_ranks, queries.LEAVING, timeout=LEAVING_TIMEOUT)
         now = time.monotonic()
         self._gpu_deadline = self._gpu_deadline or now + GPU_GRACE
 

@@ -19,7 +19,7 @@ def ends(end):
     "End the pool on another thread, once a run is under way."
     def wait():
         pool = sky.find('brief').pool
-        while not pool.runs.under_way():
+        while not pool.runs.active_runs():
             __import__('time').sleep(0.05)  # until the run of the next cell is under way
         end(pool)
     global ending
