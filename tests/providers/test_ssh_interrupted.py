@@ -27,6 +27,7 @@ PHASES = {
 """What is called in each phase, and the pool that starts; two hosts where several are waited for."""
 PRESS = """
 import functools, importlib, os, signal, threading
+timers = []
 def press_in(place, after, press=signal.SIGINT):
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
@@ -36,10 +37,22 @@ def press_in(place, after, press=signal.SIGINT):
     kill, timer = functools.partial(os.kill, os.getpid(), press), threading.Timer
     def pressed(*args, **kwargs):
         setattr(owner, name, original)
-        timer(after, kill).start() if after else kill()
+        if after:
+            timers.append(timer(after, kill))
+            timers[-1].start()
+        else:
+            kill()
         return original(*args, **kwargs)
     setattr(owner, name, pressed)
 """
+WAIT_FOR_PRESS = """
+try:
+    for timer in timers: timer.join()
+except KeyboardInterrupt:
+    pass
+timers.clear()
+"""
+"""On a busy machine a press may come after the cell that it was meant for, and would hit the next one."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +79,7 @@ def test_a_start_is_interrupted(phase: str, after: float, two: tuple[Hosts, Note
     place, pool = PHASES[phase]
     notebook.run(f"press_in({place!r}, {after})")
     shown = notebook.finish(notebook.start(pool))
+    notebook.run(WAIT_FOR_PRESS)
     if shown.error is None:  # the phase may be over within 50 ms, and with it the start
         assert after
         notebook.run("%sky_down")
@@ -94,6 +108,7 @@ def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> N
     for _ in range(2):
         # there may be no pool any more; a press that meets ipykernel at a cell's end costs the cell its reply
         notebook.watch(notebook.start("%sky_down"), lambda shown: shown.done)
+    notebook.run(WAIT_FOR_PRESS)
     assert nothing_runs(hosts)
 
 
