@@ -7,7 +7,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 port = int(os.environ["ONE_PORT"])
-over = mp.get_context("fork").Event()
+# not multiprocessing's Event: `set` waits for ever for a process that was killed while it waited
+ended, over = os.pipe()
 
 
 def work(rank, port):
@@ -15,11 +16,12 @@ def work(rank, port):
     os.environ["MASTER_PORT"] = str(port)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     dist.all_reduce(torch.ones(1))
-    over.wait(60)  # meanwhile the port is taken
+    os.close(over)
+    os.read(ended, 1)  # meanwhile the port is taken
 
 
 dist.barrier()
 try:
     mp.start_processes(work, args=(port,), nprocs=2, start_method="fork")
 finally:
-    over.set()
+    os.close(over)
