@@ -133,7 +133,7 @@ def test_ranks_with_one_port_raise_as_processes_do(notebook: Notebook) -> None:
     failed = notebook.fail(f"%%sky_broadcast --timeout 60\n{program('one_port')}")
     assert failed.ename == "ProcessRaisedException"
     # a process of the rank without the port may have joined the group of the other, which fails too
-    assert re.search("EADDRINUSE|closed by peer|reset by peer", failed.text)
+    assert re.search("EADDRINUSE|closed by peer|reset by peer|Connection refused", failed.text)
     assert time.monotonic() - began < 10, "plain processes take 0.1 s"
     notebook.run("%%sky_broadcast -o sums\ndist.all_reduce(own := torch.ones(1))\nown.item()")
     assert notebook.value("sums") == [2.0, 2.0], "the pool's own store is as it was"
