@@ -33,7 +33,7 @@ class PipeStream:
         self._wake_reader, self._wake_writer = os.pipe()
         self._closing = threading.Event()
         self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._closed = False
+        self._ending = threading.Lock()
 
     def settimeout(self, timeout: float | None) -> None:
         """Set the seconds after which `recv` and `send` raise TimeoutError; None for never."""
@@ -60,13 +60,14 @@ class PipeStream:
                     continue
 
     def close(self) -> None:
-        """Close both pipes. Safe to call twice."""
-        if not self._closing.is_set():
+        """Close both pipes. Safe to call twice, and on several threads at once."""
+        # held to the end: else a second thread could close the descriptor that the first writes to
+        with self._ending:
+            if self._closing.is_set():
+                return
             self._closing.set()
             os.write(self._wake_writer, b"x")
-        with self._reading, self._writing:
-            if not self._closed:
-                self._closed = True
+            with self._reading, self._writing:
                 for fd in (self._readable, self._writable, self._wake_reader, self._wake_writer):
                     os.close(fd)
 

@@ -177,7 +177,7 @@ def test_buttons_work_while_a_cell_blocks_the_main_thread(notebook: Notebook) ->
     notebook.watch(
         cell,
         lambda _: any(
-            "ranks 0, 1 at line 2" in w.get("value", "") for w in notebook.widgets.values()
+            "ranks 0, 1 at line 2" in str(w.get("value")) for w in notebook.widgets.values()
         ),
     )
     notebook.click(found["stop"])
