@@ -34,6 +34,7 @@ class PipeStream:
         self._closing = threading.Event()
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
+        self._closed = False  # paramiko reads it
 
     def settimeout(self, timeout: float | None) -> None:
         """Set the seconds after which `recv` and `send` raise TimeoutError; None for never."""
@@ -63,8 +64,9 @@ class PipeStream:
         """Close both pipes. Safe to call twice, and on several threads at once."""
         # held to the end: else a second thread could close the descriptor that the first writes to
         with self._ending:
-            if self._closing.is_set():
+            if self._closed:
                 return
+            self._closed = True
             self._closing.set()
             os.write(self._wake_writer, b"x")
             with self._reading, self._writing:
