@@ -207,13 +207,19 @@ class Agent:
 
     # -- events ------------------------------------------------------------------------------------
 
+    def _is_needed(self) -> bool:
+        """Write what there is to write, and return True until the agent has to end."""
+        # First: it may find that the link is lost, after which no event ends the wait for one.
+        self._uplink.flush()
+        return self._stop_at is None or (bool(self._ranks) and time.monotonic() < self._stop_at)
+
     def run(self) -> None:
         """Serve until the link closes, Shutdown arrives, or a limit is reached.
 
         Ends everything before it returns or raises.
         """
         try:
-            while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
+            while self._is_needed():
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
                 signalled = None if self._ending is None else self._ending.due
                 times = (
@@ -224,7 +230,6 @@ class Agent:
                     signalled,
                 )
                 due = [when for when in times if when is not None]
-                self._uplink.flush()
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
