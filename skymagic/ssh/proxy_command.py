@@ -31,7 +31,6 @@ class PipeStream:
         # Closing wakes all waiting threads, and closes the descriptors only once none uses them:
         # their numbers may be given to other files at once.
         self._wake_reader, self._wake_writer = os.pipe()
-        self._closing = threading.Event()
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
         self._closed = False  # paramiko reads it
@@ -67,7 +66,6 @@ class PipeStream:
             if self._closed:
                 return
             self._closed = True
-            self._closing.set()
             os.write(self._wake_writer, b"x")
             with self._reading, self._writing:
                 for fd in (self._readable, self._writable, self._wake_reader, self._wake_writer):
@@ -75,13 +73,13 @@ class PipeStream:
 
     def _wait(self, fd: int, event: int) -> None:
         """Wait until the descriptor is ready; its lock is held."""
-        if self._closing.is_set():
+        if self._closed:
             raise OSError(errno.EBADF, "the stream is closed")
         with selectors.DefaultSelector() as selector:
             selector.register(fd, event)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             ready = selector.select(self._timeout)
-        if self._closing.is_set():
+        if self._closed:
             raise OSError(errno.EBADF, "the stream is closed")
         if not ready:
             raise TimeoutError("timed out")

@@ -86,7 +86,7 @@ class Door:
         try:
             threading.Thread(target=self._answer, args=(sock,), daemon=True).start()
         except RuntimeError:  # the system has no thread left
-            self._is_known(sock)
+            self._stop_counting(sock)
             sock.close()
 
     def _answer(self, sock: socket.socket) -> None:
@@ -94,15 +94,15 @@ class Door:
             # With TLS the handshake authenticates the sender; without it, `serve` does.
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
-                self._is_known(sock)
+                self._stop_counting(sock)
             self._serve(sock)
         except (OSError, ValueError):
             sock.close()
         # Authenticated or closed: it no longer counts toward the limit.
         finally:
-            self._is_known(sock)
+            self._stop_counting(sock)
 
-    def _is_known(self, sock: socket.socket) -> None:
+    def _stop_counting(self, sock: socket.socket) -> None:
         with self._lock:
             self._unknown.pop(sock, None)
 

@@ -84,6 +84,17 @@ def pool_of_one(pool: str) -> tuple[wire.AgentSpec, wire.RankSpec]:
     return spec, wire.RankSpec(0, info.plain())
 
 
+def started(link: Daemon, source: str) -> Reader:
+    """The reader of a new pool whose rank has been sent this cell."""
+    spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
+    reader = Reader(link)
+    reader.send(spec, wire.Spawn((rank,)))
+    reader.until(wire.RankReady)
+    order = RunCell(ranks=(0,), run=1, visible_ranks=(0,), screen_limit=1 << 30, execution_count=1)
+    reader.send(wire.Request((0,), REQUEST, 1, packed_order(order), source))
+    return reader
+
+
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Daemon]:
     with links.to_agent(tmp_path) as make, contextlib.closing(make()) as made:
@@ -95,12 +106,7 @@ def test_no_line_is_lost_or_repeated_unannounced_whatever_dies(
 ) -> None:
     """Readers leave or connections break at random moments (seeded) while the rank prints."""
     gate, moments = tmp_path / "gate", random.Random(1)
-    spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
-    reader = Reader(link)
-    reader.send(spec, wire.Spawn((rank,)))
-    reader.until(wire.RankReady)
-    order = RunCell(ranks=(0,), run=1, visible_ranks=(0,), screen_limit=1 << 30, execution_count=1)
-    reader.send(wire.Request((0,), REQUEST, 1, packed_order(order), CELL.format(gate=str(gate))))
+    reader = started(link, CELL.format(gate=str(gate)))
     pieces: list[str] = []
     repeats: list[int] = []
     """For each new notebook, how many pieces came again."""
@@ -171,12 +177,7 @@ while not os.path.exists({gate!r}):
 def test_output_that_is_not_shown_holds_no_answer_up(link: Daemon, tmp_path: Path) -> None:
     """A rank prints without end, and nobody reads it: a question is answered nevertheless."""
     gate = tmp_path / "gate"
-    spec, rank = pool_of_one(f"test-{secrets.token_hex(4)}")
-    reader = Reader(link)
-    reader.send(spec, wire.Spawn((rank,)))
-    reader.until(wire.RankReady)
-    order = RunCell(ranks=(0,), run=1, visible_ranks=(0,), screen_limit=1 << 30, execution_count=1)
-    reader.send(wire.Request((0,), REQUEST, 1, packed_order(order), ENDLESS.format(gate=str(gate))))
+    reader = started(link, ENDLESS.format(gate=str(gate)))
     credit = wire.window(1)
     while credit > 0:
         message = reader.next()

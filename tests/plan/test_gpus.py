@@ -10,26 +10,10 @@ import pytest
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan import gpus
 from skymagic.plan.planning import plan
-from skymagic.plan.plans import Inventory
 from skymagic.pool.resources import devices_environment
 from skymagic.runtime.info import InstanceInfo
 from tests.lab.gpus import Gpu, Gpus, mig_uuid, uuid_of, visible
-
-H200 = "NVIDIA H200"
-
-
-def there(count: int, **options: Any) -> tuple[gpus.GpuDevice, ...]:
-    return tuple(
-        gpus.GpuDevice(uuid_of(number), H200, number, 150.8, **options) for number in range(count)
-    )
-
-
-def machine(
-    devices: tuple[gpus.GpuDevice, ...] | int, name: str = "box", **options: Any
-) -> Inventory:
-    found = there(devices) if isinstance(devices, int) else devices
-    return Inventory(name, 64, 512.0, found, "3.11", **options)
-
+from tests.unit.plan.test_gpus import machine
 
 # ----------------------------------------------------------------------------------------------------- the driver
 

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import subprocess
 
-from skymagic.magics.arguments.cell_magics import parse_pool
-from skymagic.providers import slurm, slurm_jobs
+from skymagic.providers import slurm_jobs
 from skymagic.ssh.programs import Programs
-
-SINFO = """\
-gpu*|up|4|515000|gpu:a100:8(S:0-1),nvme:1|1-00:00:00|1:00:00
-big|up|2|2063000|gpu:nvidia_h100_80gb_hbm3:4|infinite|n/a
-old|up|9+|64000+|gpu:2|infinite|n/a
-cpu|up|100|128000|(null)|infinite|n/a
-shut|down|1|1|gpu:b200:8|infinite|n/a
-nonsense
-"""
-HERE = slurm_jobs.partitions(SINFO)
-
-
-def directives(line: str, partition: str | None = None) -> dict[str, str]:
-    request = parse_pool(f"--provider slurm {line}")
-    return slurm._directives(request, slurm_jobs.nodes_of_partition(HERE, partition))
+from tests.unit.providers.test_slurm import directives
 
 
 def test_job_script_matches_the_request() -> None:

@@ -17,23 +17,10 @@ import skymagic as sky
 from skymagic.kernels.network import interfaces
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
-from skymagic.runtime.info import InstanceInfo, Peer
+from skymagic.runtime.info import InstanceInfo
+from tests.unit.runtime.test_runtime import THIRD
 
 ROOT = Path(__file__).resolve().parents[2]
-THIRD = InstanceInfo(
-    node=1,
-    total_nodes=2,
-    head_addr="10.0.0.1",
-    head_port=40123,
-    accelerators=2,
-    peers=(Peer(0, "10.0.0.1", "a"), Peer(1, "10.0.0.2", "b")),
-    rank=2,
-    world_size=4,
-    local_rank=0,
-    local_world_size=2,
-    hostname="b",
-    job_id="7f",
-)
 
 
 def said(body: str, *, rank: int = 0, cwd: Path = ROOT) -> tuple[list[str], list[str]]:
