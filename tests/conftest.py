@@ -72,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a part of the test files: 1/4, 2/4, 3/4 and 4/4 are all of them",
     )
     ours.addoption(
+        "--last-first",
+        action="store_true",
+        help="run the tests of each file in reverse: none may need what another one has done",
+    )
+    ours.addoption(
         "--write-golden",
         action="store_true",
         help="write the texts that tests compare with golden files, instead of comparing them",
@@ -217,7 +222,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = _chosen(config, {_file(item): item.path for item in items}, weights)
     taken = [item for item in items if _file(item) in chosen and _writes(config, item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in taken])
-    items[:] = taken
+    items[:] = taken[::-1] if config.getoption("--last-first") else taken
     if _worker(config):
         items.sort(
             key=lambda item: (-weights[_file(item)], _file(item))

@@ -121,7 +121,7 @@ def rows(shown: Shown) -> dict[str, list[str]]:
 def test_variables_and_which_differ(notebook: Notebook) -> None:
     notebook.run("lr = 0.01")
     notebook.run(
-        "%%sky_broadcast\nimport numpy as np, torch\nfrom torch import nn\nrank = dist.get_rank()\n"
+        "%%sky_broadcast\nimport numpy as np, torch\nfrom torch import distributed as dist, nn\nrank = dist.get_rank()\n"
         "used = lr\nsame = np.arange(1000.0).reshape(10, 100)\nown = np.full(3, rank)\n"
         "shard = torch.zeros(10 - (rank == 2), 4)\nnet = nn.Linear(3, 4)\nlisted = [object()]\nbig = 10 ** 5000\n"
         "if rank == 1:\n    alone = 'only here'\n"
@@ -150,7 +150,8 @@ def test_variables_while_a_cell_runs(notebook: Notebook) -> None:
     file = gate(notebook, "changing")
     cell = beside(
         notebook,
-        "step = 7\nif dist.get_rank() == 0:\n    print('there')\n    open({gate!r}).read()\n",
+        "from torch import distributed as dist\nstep = 7\n"
+        "if dist.get_rank() == 0:\n    print('there')\n    open({gate!r}).read()\n",
         file,
     )
     shown = rows(notebook.run("%sky_vars --rank 0"))
