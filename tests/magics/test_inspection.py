@@ -68,12 +68,12 @@ def test_stacks_of_a_background_cell(notebook: Notebook) -> None:
 
 def test_a_long_line_of_code_is_cut_visibly(notebook: Notebook) -> None:
     file = gate(notebook, "long")
-    cell = beside(notebook, f"print('there')\n_ = open({{gate!r}}).read(){' or 0' * 40}", file)
-    while " or " not in (shown := notebook.run("%sky_stacks").stdout):
+    cell = beside(notebook, f"print('there')\n_ = {'0 or ' * 40}open({{gate!r}}).read()", file)
+    while "0 or " not in (shown := notebook.run("%sky_stacks").stdout):
         pass
     file.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)
-    line = next(line for line in shown.splitlines() if " or " in line)
+    line = next(line for line in shown.splitlines() if "0 or " in line)
     code = re.split(r"  +", line.strip())[-1]
     assert code.endswith("…")
     assert len(code) == CODE_CHARACTERS
