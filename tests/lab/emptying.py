@@ -44,7 +44,18 @@ def empty(space: dict[str, Any]) -> int:
     os.chdir(_begun["folder"])
     sys.path[:] = _begun["path"]
     warnings.filters[:] = _begun["warnings"]  # type: ignore[index]
+    _forget_magics()
     return os.getpid()
+
+
+def _forget_magics() -> None:
+    """Forget the magics that cells have defined; IPython adds its own when they are first used."""
+    from IPython.core.getipython import get_ipython
+
+    for functions in get_ipython().magics_manager.magics.values():
+        for name, function in list(functions.items()):
+            if getattr(function, "__module__", "") == "__main__":
+                del functions[name]
 
 
 def remember_kernel(space: dict[str, Any]) -> None:

@@ -278,7 +278,7 @@ def test_cleanup_after_an_interrupt_is_awaited(notebook: Notebook) -> None:
         notebook.finish(cell)
     finally:
         notebook.run(PATIENT)
-    assert kept(notebook) == ["saved"] * 4
+    assert kept(notebook) == ["saved"] * 4, f"{cell.text}\n{cell.error}"
 
 
 def test_repeated_interrupt_does_not_cut_cleanup_short(notebook: Notebook) -> None:
