@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from skymagic.content.chunks import digest
+from skymagic.content.store import NodeStore, create, remove
 from skymagic.data.shipping.shipper import Manifest, Shipper
-from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.kernels.rank.namespace import RankNamespace
 
 RANKS = 4

@@ -237,7 +237,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ranks share memory",
-        "data/store/store.py",
+        "content/store.py",
         "_PROT_READ_WRITE, _MAP_PRIVATE, descriptor, 0)",
         "_PROT_READ_WRITE, 1, os.open(f'/proc/self/fd/{descriptor}', os.O_RDWR), 0)",
         "values of the ranks are isolated",
@@ -245,7 +245,7 @@ MUTATIONS = (
     ),
     Mutation(
         "equal arrays become one",
-        "data/store/bundle.py",
+        "data/bundle.py",
         "if number not in files or (number, offset) in used:",
         "if number not in files:",
         "distinct values stay distinct",
@@ -484,7 +484,7 @@ MUTATIONS = (
     # -- files, wire, bootstrap, ssh, providers: other machines ---------------------------------------
     Mutation(
         "changed content not copied",
-        "files/transfer/comparing.py",
+        "content/transfer/comparing.py",
         "elif state.st_mtime_ns != entry.mtime:",
         "elif False:",
         "%sky_put copies files of which only the content changed",

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic.data.remote.remote_store import RemoteStore
-from skymagic.data.store.store import digest
-from skymagic.files.copy import Files
-from skymagic.files.upload import DataPlane
+from skymagic.content.chunks import digest
+from skymagic.content.files.copy import Files
+from skymagic.content.files.upload import DataPlane
+from skymagic.content.remote.remote_store import RemoteStore
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
@@ -43,7 +43,7 @@ STORE = "/dev/shm/skymagic-bench"
 CIPHER = "aes128-gcm@openssh.com"
 GIVE = f"""
 import sys
-from skymagic.data.store.store import NodeStore
+from skymagic.content.store import NodeStore
 pieces = [bytes(100) * ({BACK} // 100) if sys.argv[1] == "soft" else __import__("os").urandom({BACK})]
 print(NodeStore("{STORE}").give(pieces, {BACK}))
 """

@@ -13,11 +13,12 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 # A layer knows itself, what stands before it in its part, and what both sides share. `data`, `files` and `kernels` are counted
 # by their folders, for one part of them runs on a node and another in the notebook.
 BOTH = (
-    "wire", "errors", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
+    "wire", "errors", "plan", "runtime", "content", "content.transfer", "data", "data.capture", "data.values", "plugins",
 )  # fmt: skip
-"""What both sides share; `data.shipping`, `data.remote` and the rest of `files` are the notebook's end of it."""
+"""What both sides share; `data.shipping`, `content.remote` and the rest of `files` are the notebook's end of it."""
 NOTEBOOK = (
-    "ssh", "bootstrap", "display", "cluster", "data.shipping", "data.remote", "files", "providers", "run", "pool", "jobs",
+    "ssh", "bootstrap", "display", "cluster", "data.shipping", "content.remote", "content.files", "providers", "run", "pool",
+    "jobs",
     "api", "magics",
 )  # fmt: skip
 NODE = (

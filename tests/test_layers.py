@@ -104,7 +104,7 @@ def _run_by_import(root: ast.Module) -> Iterator[ast.AST]:
 
 
 def layer(module: str) -> str:
-    """The layer that a module is in: ``plan.units`` is in ``plan``, ``data.store.store`` in ``data.store``."""
+    """The layer that a module is in: ``plan.units`` is in ``plan``, ``content.remote.client`` in ``content.remote``."""
     parts = module.split(".")
     inner = ".".join(parts[:2])
     return inner if inner in (*BOTH, *NOTEBOOK, *NODE) else parts[0]

@@ -278,7 +278,7 @@ def test_how_busy_the_cores_were() -> None:
 @pytest.mark.parametrize(
     ("text", "held"),
     [
-        ("import skymagic.data.store", True),
+        ("import skymagic.content", True),
         ("from skymagic.data import capture", True),
         ("from skymagic import database", False),
         ("", False),

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.cluster import Node
+from skymagic.content.files.changes import summary
+from skymagic.content.files.copy import Files
 from skymagic.display.screen import Copying
 from skymagic.errors import PoolError, RequestError, SkyError, collect_mistakes
-from skymagic.files.changes import summary
-from skymagic.files.copy import Files
 from skymagic.plan import parameters
 from skymagic.plan.parameters import NotebookDocument, ParameterValue
 from skymagic.pool import keys, launch, records

@@ -11,11 +11,11 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from skymagic.api.calls import Function
 from skymagic.api.logs import LogsRequest, collect
+from skymagic.content.files.changes import summary
 from skymagic.data.namespace import Namespace
 from skymagic.display.live import in_notebook
 from skymagic.display.screen import Copying, print_note
 from skymagic.display.status import Logs
-from skymagic.files.changes import summary
 from skymagic.jobs import cell as cells
 from skymagic.jobs import script
 from skymagic.jobs.cloning import clone

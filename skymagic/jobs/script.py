@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from skymagic.content.files.changes import summary
 from skymagic.display import text as display
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunState, RunSummary, RunView
@@ -30,7 +31,6 @@ from skymagic.errors import (
     ScriptError,
     collect_mistakes,
 )
-from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
 from skymagic.jobs.cell import showing_end

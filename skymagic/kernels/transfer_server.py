@@ -15,14 +15,14 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 
-from skymagic.data.store.store import NodeStore
-from skymagic.files.transfer.listing import FOLDER, Listing, absolute, entries_of, listing
-from skymagic.files.transfer.pieces import encoded_files, listed_digests
-from skymagic.files.transfer.receiving import Receiver
+from skymagic.content.store import NodeStore
+from skymagic.content.transfer.listing import FOLDER, Listing, absolute, entries_of, listing
+from skymagic.content.transfer.pieces import encoded_files, listed_digests
+from skymagic.content.transfer.receiving import Receiver
 from skymagic.kernels.fork import take_streams
 from skymagic.wire import debug_log
 from skymagic.wire import files as files_wire
-from skymagic.wire.codec import write_all
+from skymagic.wire.codec import CHUNK, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,7 @@ class TransferServer:
         An `Include` names a file in the node's store that holds encoded messages. Those messages
         are yielded instead.
         """
-        for message, payload in files_wire.messages(
-            lambda: os.read(self._source, files_wire.CHUNK)
-        ):
+        for message, payload in files_wire.messages(lambda: os.read(self._source, CHUNK)):
             if not isinstance(message, files_wire.Include):
                 yield message, payload
                 continue

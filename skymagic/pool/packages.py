@@ -33,7 +33,7 @@ from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:
     from skymagic.cluster import Node
-    from skymagic.files.upload import DataPlane
+    from skymagic.content.files.upload import DataPlane
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from skymagic.run.metrics import table
 from skymagic.wire import debug_log, processes
 
 if TYPE_CHECKING:
+    from skymagic.content.files.copy import Files
     from skymagic.data.shipping.shipper import Shipper
-    from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
     from skymagic.run.state import RunSpec
     from skymagic.wire.codec import Transport
@@ -378,7 +378,7 @@ class Pool(SharedStatus):
 
         All nodes on this machine count as one.
         """
-        from skymagic.files.copy import Files
+        from skymagic.content.files.copy import Files
 
         def run(node: Node) -> Transport:
             folder = self.agents.started[node.index].directory

@@ -28,10 +28,10 @@ from skymagic.wire import debug_log, processes
 from skymagic.wire.typed import JsonObject
 
 if TYPE_CHECKING:
-    from skymagic.data.remote.remote_store import RemoteStore
+    from skymagic.content.files.upload import DataPlane
+    from skymagic.content.remote.remote_store import RemoteStore
+    from skymagic.content.store import NodeStore
     from skymagic.data.shipping.shipper import Shipper
-    from skymagic.data.store.store import NodeStore
-    from skymagic.files.upload import DataPlane
     from skymagic.providers import Provider, Survey
     from skymagic.wire.codec import Transport
 
@@ -346,7 +346,7 @@ class PoolResources:
 def _remove_folders(agent: wire.AgentStarted | None) -> None:
     """Delete the folders that a killed agent of this machine could not delete itself."""
     if agent is not None:
-        from skymagic.data.store import store
+        from skymagic.content import store
 
         store.remove(agent.store)
         shutil.rmtree(agent.directory, ignore_errors=True)
@@ -372,7 +372,7 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
     Returns:
         None for a single node, or for nodes on this machine.
     """
-    from skymagic.files.upload import DataPlane
+    from skymagic.content.files.upload import DataPlane
 
     agents = resources.agents
     store = resources.remote_store() if len(agents.nodes) > 1 else None
@@ -395,10 +395,10 @@ def open_store(
         pool: name of the pool, for debug logs.
     """
     if not remote:
-        from skymagic.data.store.store import NodeStore
+        from skymagic.content.store import NodeStore
 
         return NodeStore(agents.started[0].store, notify=tell)
-    from skymagic.data.remote.remote_store import RemoteStore
+    from skymagic.content.remote.remote_store import RemoteStore
 
     def run(node: Node) -> Transport:
         # a restarted agent has another folder, so look it up each time

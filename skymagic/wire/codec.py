@@ -19,6 +19,9 @@ from typing import Any, Generic, Protocol, TypeVar, dataclass_transform
 
 from skymagic.wire.typed import fields_of, plain, reader
 
+CHUNK = 1 << 20
+"""Bytes of a value or a file that are hashed, compared and, in a copy of files, sent together."""
+
 M = TypeVar("M")
 # C code calls `fields_of` for nested dataclasses only
 _to_json = json.JSONEncoder(separators=(",", ":"), default=fields_of).encode

@@ -19,10 +19,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
-
-CHUNK = 1 << 20
-"""Maximum number of bytes after one message, and of bytes written at once."""
+from skymagic.wire.codec import CHUNK, Codec, FrozenMessage, WithPayload
 
 
 class FileMessage(FrozenMessage):
@@ -72,7 +69,7 @@ class Top:
 
 
 class ListReply(FileMessage):
-    """Contents of the source, as a `files.transfer.listing.Listing` describes them."""
+    """Contents of the source, as a `content.transfer.listing.Listing` describes them."""
 
     columns: list[list[Any]]
     """Columns of the entries, as in `Compare`."""
@@ -90,7 +87,7 @@ class Hash(FileMessage):
 
 
 class HashReply(FileMessage):
-    """Digest of each file (`files.transfer.pieces`); "" if it cannot be read."""
+    """Digest of each file (`content.transfer.pieces`); "" if it cannot be read."""
 
     hashes: list[str]
 
@@ -102,7 +99,7 @@ class Compare(FileMessage):
 
     base: str
     columns: list[list[Any]]
-    """Entries as a list for each field of `files.transfer.listing.Entry`.
+    """Entries as a list for each field of `content.transfer.listing.Entry`.
 
     Similar values are adjacent, and compress well.
     """

@@ -1,4 +1,4 @@
-"""Protocol of a node's value server (see the diagram in `data.remote`), encoded by `wire.codec`."""
+"""Protocol of a node's value server (diagram: `content.remote`), encoded by `wire.codec`."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Heartbeat(StoreMessage):
 
 
 class PeerMessage(FrozenMessage):
-    """Base of the messages between value servers; `kernels.store.peers` has a diagram."""
+    """Base of the messages between value servers; `content.chain` has a diagram."""
 
 
 class FollowValue(PeerMessage):

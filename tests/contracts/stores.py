@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skymagic.data.remote.remote_store import RemoteStore
-from skymagic.data.store.base import Store
-from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
+from skymagic.content.base import Store
+from skymagic.content.chunks import digest
+from skymagic.content.remote.remote_store import RemoteStore
+from skymagic.content.store import OVERFLOW, NodeStore, create, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.codec import Transport

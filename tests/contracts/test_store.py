@@ -11,8 +11,9 @@ from functools import partial
 
 import pytest
 
-from skymagic.data.store.base import Buffer
-from skymagic.data.store.store import NodeStore, digest
+from skymagic.content.base import Buffer
+from skymagic.content.chunks import digest
+from skymagic.content.store import NodeStore
 from tests.contracts.stores import MB, Cluster, Here, Nodes, put
 from tests.lab.waiting import at, until
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from skymagic.content.base import Store
+from skymagic.content.store import NodeStore, create, remove
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.shipping.shipper import Manifest, Shipper
-from skymagic.data.store.base import Store
-from skymagic.data.store.store import NodeStore, create, remove
 from skymagic.wire.outcome import NameChanges
 from skymagic.wire.typed import plain, read
 from skymagic.wire.values import BindOrder, PackedValue

@@ -19,10 +19,10 @@ import scipy.sparse
 import torch
 from matplotlib.figure import Figure
 
+from skymagic.content.store import NodeStore
+from skymagic.data.bundle import ContentIndex
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.comparison import Fingerprints
-from skymagic.data.store.bundle import ContentIndex
-from skymagic.data.store.store import NodeStore
 from skymagic.data.values import contents, pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for

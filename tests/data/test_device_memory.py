@@ -12,9 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from skymagic.data.store import device  # noqa: E402
-from skymagic.data.store.bundle import read_parts, write_parts  # noqa: E402
-from skymagic.data.store.store import NodeStore, digest  # noqa: E402
+from skymagic.content import device  # noqa: E402
+from skymagic.content.chunks import digest  # noqa: E402
+from skymagic.content.store import NodeStore  # noqa: E402
+from skymagic.data.bundle import read_parts, write_parts  # noqa: E402
 from skymagic.data.values import pickling, shards  # noqa: E402
 from skymagic.data.values.contents import contents_hash  # noqa: E402
 from skymagic.data.values.forms import form_for  # noqa: E402

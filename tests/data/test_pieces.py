@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic.data.remote.remote_store import PIECE, PieceIndex, recipe
-from skymagic.data.store.store import digest
+from skymagic.content.chunks import ChunkIndex, digest
+from skymagic.content.remote.remote_store import recipe
+from skymagic.wire.codec import CHUNK
 from tests.contracts.stores import MB, Cluster, put
 from tests.data import test_remote_store as remote
 from tests.data.far import Notebook
@@ -118,8 +119,8 @@ def test_reported_values_are_those_sent(cluster: Cluster) -> None:
     assert cluster.store.unsent(data) == SIZE
     put(cluster, data)
     assert cluster.store.unsent(data[: 7 * MB] + b"changed!" + data[7 * MB + 8 :]) in (
-        PIECE,
-        2 * PIECE,
+        CHUNK,
+        2 * CHUNK,
     )
     assert cluster.store.unsent(data) == 0
     assert cluster.store.unsent(b"little") == 6
@@ -147,12 +148,12 @@ def test_slices_are_the_file(places: list[tuple[str, int] | None], last: int) ->
 
 
 def test_the_index_forgets_a_file_and_keeps_its_twin() -> None:
-    index = PieceIndex()
+    index = ChunkIndex()
     one, two, three = (digest([bytes([n])]).encode() for n in range(3))
     index.add("a" * 32, [one, two])
     index.add("b" * 32, [two, three, three])
     index.remove(["a" * 32, "unknown"])
-    assert index.find([one, two, three]) == [None, ("b" * 32, 0), ("b" * 32, 2 * PIECE)]
+    assert index.find([one, two, three]) == [None, ("b" * 32, 0), ("b" * 32, 2 * CHUNK)]
     index.add("a" * 32, [one, two])
     index.remove(["a" * 32])
     index.remove(["b" * 32])

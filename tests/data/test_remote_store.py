@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.data.store.store import NodeStore, digest
+from skymagic.content.chunks import digest
+from skymagic.content.store import NodeStore
 from tests.contracts.stores import MB, Cluster, put
 from tests.data.far import Far, Notebook, moved
 from tests.lab.golden import Golden

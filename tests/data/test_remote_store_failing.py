@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.remote.client import ConnectionLost, StoreClient
-from skymagic.data.remote.remote_store import RemoteStore
-from skymagic.data.store.store import NodeStore
+from skymagic.content.remote.client import ConnectionLost, StoreClient
+from skymagic.content.remote.remote_store import RemoteStore
+from skymagic.content.store import NodeStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.store import Settings, StoreMessage

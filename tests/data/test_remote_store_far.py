@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.remote.remote_store import RemoteStore
+from skymagic.content.remote.remote_store import RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.data.store.store import NodeStore, create, digest, remove
+from skymagic.content.chunks import digest
+from skymagic.content.store import NodeStore, create, remove
 from skymagic.kernels.store.server import messages
 from skymagic.providers.local import ChildTransport
 from skymagic.wire import store as protocol

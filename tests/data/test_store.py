@@ -18,7 +18,7 @@ def small_memory() -> bool:
 FULL = """
 import os, sys
 from pathlib import Path
-from skymagic.data.store.store import OVERFLOW, NodeStore, create, overflow, remove
+from skymagic.content.store import OVERFLOW, NodeStore, create, overflow, remove
 directory = create(sys.argv[1])
 said = []
 # The share says yes, the file system says no: another process has filled it meanwhile.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import xxhash
 
-from skymagic.data.remote.client import Download
+from skymagic.content.chain import PeerServer
+from skymagic.content.remote.client import Download
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering_addresses
 from skymagic.kernels.fork import EventLoop
-from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire import tls
 from skymagic.wire.store import PEER_CODEC, ReadChunk
 from tests.lab.golden import Golden

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from skymagic.jobs.forwarding import WHO_CONNECTS
-from tests.files.test_files import sparse
+from tests.content.test_files import sparse
 from tests.lab.hosts import Hosts, loopback, still_there
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.places import home_that_knows

@@ -23,8 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from skymagic.content.chunks import digest
 from skymagic.data.capture.imports import imported_names, required_names
-from skymagic.data.store.store import digest
 from skymagic.wire.values import ModuleSource
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from skymagic.content.chunks import digest
 from skymagic.data.capture import modules
 from skymagic.data.capture.loaded import ImportedTexts
 from skymagic.data.capture.names import CellNames
 from skymagic.data.shipping.links import SentValue
-from skymagic.data.store.store import digest
 from skymagic.errors import CaptureError
 from skymagic.wire.values import BindOrder, ModuleSource, SentModule
 

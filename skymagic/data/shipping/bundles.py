@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from skymagic.data.capture import installed
-from skymagic.data.store.base import Buffer
-from skymagic.data.store.bundle import (
+from skymagic.content.base import Buffer
+from skymagic.content.chunks import digest
+from skymagic.content.store import LARGE
+from skymagic.data.bundle import (
     INLINE,
     ContentIndex,
     FileExtent,
@@ -18,7 +19,7 @@ from skymagic.data.store.bundle import (
     inline,
     part_fields,
 )
-from skymagic.data.store.store import LARGE, digest
+from skymagic.data.capture import installed
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
 from skymagic.wire.values import Location, ObjectLink, PackedBundle, PackedParts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from skymagic.data.bundle import INLINE
 from skymagic.data.capture.code import is_type
 from skymagic.data.capture.names import CellNames, is_interactive_name, is_output, needed_names
 from skymagic.data.namespace import Namespace
@@ -18,7 +19,6 @@ from skymagic.data.shipping.unpicklable import (
     refusal_message,
     was_raised_by_value,
 )
-from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import kind_name
 from skymagic.data.values.pickled import FIXED_TYPES

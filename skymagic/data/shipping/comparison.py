@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from skymagic.content.base import Content
+from skymagic.content.chunks import digest
+from skymagic.content.device import DeviceBytes
+from skymagic.data.bundle import ContentIndex
 from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
@@ -22,10 +26,6 @@ from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.notes import Notes
-from skymagic.data.store.base import Content
-from skymagic.data.store.bundle import ContentIndex
-from skymagic.data.store.device import DeviceBytes
-from skymagic.data.store.store import digest
 from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Se
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from skymagic.content.base import Buffer
 from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bundles import Variable
-from skymagic.data.store.base import Buffer
 from skymagic.data.values import pickling
 from skymagic.data.values.memory import MemoryRegion, Span
 from skymagic.data.values.pickled import ROOT, Pickled, PickleLinks, Ref, groups

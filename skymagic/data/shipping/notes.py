@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from skymagic.data.bundle import ContentIndex
 from skymagic.data.capture.class_attributes import ClassAttribute
 from skymagic.data.capture.settings import Setting
 from skymagic.data.shipping.bundles import Bundle, Variable
-from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import arrays
 
 T = TypeVar("T")

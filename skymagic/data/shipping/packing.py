@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.content.base import Store
+from skymagic.data.bundle import ContentIndex
 from skymagic.data.shipping.bindings import Sources
 from skymagic.data.shipping.bundles import (
     Bundle,
@@ -24,8 +26,6 @@ from skymagic.data.shipping.bundles import (
 from skymagic.data.shipping.collecting import Needs, ShippingRequest
 from skymagic.data.shipping.links import SentLinks, SentValue
 from skymagic.data.shipping.notes import SplitReference
-from skymagic.data.store.base import Store
-from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
 from skymagic.data.values.pickling import Named

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.content.base import Store
+from skymagic.data.bundle import ContentIndex, read_parts
 from skymagic.data.capture import assignments
 from skymagic.data.capture.assignments import set_on_modules
 from skymagic.data.capture.class_attributes import class_attributes
@@ -32,8 +34,6 @@ from skymagic.data.shipping.comparison import Comparison
 from skymagic.data.shipping.links import SentLinks
 from skymagic.data.shipping.notes import Notes, explain_full_store
 from skymagic.data.shipping.packing import Packed, Packer
-from skymagic.data.store.base import Store
-from skymagic.data.store.bundle import ContentIndex, read_parts
 from skymagic.data.values import pickling
 from skymagic.errors import CaptureError
 from skymagic.wire.values import BindOrder, PackedValue

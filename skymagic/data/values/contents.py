@@ -22,8 +22,9 @@ from typing import Any
 
 import xxhash
 
-from skymagic.data.store.base import Content
-from skymagic.data.store.store import LARGE, digest
+from skymagic.content.base import Content
+from skymagic.content.chunks import digest
+from skymagic.content.store import LARGE
 from skymagic.data.values.kinds import changeable, is_a
 from skymagic.data.values.memory import Leaf, Span, clusters, overlap
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from skymagic.data.store.device import DeviceBytes
+from skymagic.content.device import DeviceBytes
 from skymagic.data.values import hooks
 from skymagic.data.values.arrays import bounds, plain_dtypes
 from skymagic.data.values.contents import Contents, Form

@@ -18,9 +18,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from skymagic.data.store.base import Buffer
-from skymagic.data.store.device import DeviceBytes, device_bytes_of
-from skymagic.data.store.store import LARGE
+from skymagic.content.base import Buffer
+from skymagic.content.device import DeviceBytes, device_bytes_of
+from skymagic.content.store import LARGE
 from skymagic.data.values.kinds import changeable, is_a
 from skymagic.data.values.memory import SMALL, LinkedMemory, MemoryBlock, Span
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.content.base import Buffer, Content
+from skymagic.content.device import DeviceBytes
 from skymagic.data.namespace import Namespace
-from skymagic.data.store.base import Buffer, Content
-from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import arrays, rebuild, tensors
 from skymagic.data.values.contents import Contents
 from skymagic.data.values.forms import form_for

@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from skymagic.data.store.device import DeviceBytes, placeholder_buffer
+from skymagic.content.device import DeviceBytes, placeholder_buffer
 from skymagic.data.values import hooks
 from skymagic.data.values.memory import (
     SMALL,

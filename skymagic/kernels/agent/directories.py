@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import skymagic
-from skymagic.data.store import store
+from skymagic.content import store
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire.processes import boot_id

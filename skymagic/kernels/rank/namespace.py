@@ -15,9 +15,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from skymagic.content.store import NodeStore
+from skymagic.data.bundle import part_fields, read_parts, write_parts
 from skymagic.data.namespace import Namespace
-from skymagic.data.store.bundle import part_fields, read_parts, write_parts
-from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling, rebuild, shards
 from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name

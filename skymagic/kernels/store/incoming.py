@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from skymagic.data.store.store import STEP, Partial, available, make_overflow, overflow, private
+from skymagic.content.store import STEP, Partial, available, make_overflow, overflow, private
 from skymagic.wire.store import PIECE_BYTES, is_name
 
 _PREFIX = ".incoming-"

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skymagic.data.store.store import overflow, private
+from skymagic.content.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, file_name_of, read_slices
 from skymagic.kernels.store.outgoing import FileReader, Sender
@@ -71,7 +71,7 @@ class ValueServer:
         self._server: Any = None
         self._follower: Any = None
         if settings.address:
-            from skymagic.kernels.store.peers import Follower, PeerServer
+            from skymagic.content.chain import Follower, PeerServer
 
             self._server = PeerServer(settings.address, settings.pem, self._read)
             self._follower = Follower(settings.pem, self._append, self._complete, self._fail)

@@ -16,9 +16,9 @@ import pandas
 import pytest
 import torch
 
+from skymagic.content.base import Buffer
+from skymagic.content.store import NodeStore, create, remove
 from skymagic.data.shipping.shipper import Shipper
-from skymagic.data.store.base import Buffer
-from skymagic.data.store.store import NodeStore, create, remove
 from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for

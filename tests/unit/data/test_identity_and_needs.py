@@ -18,7 +18,7 @@ import scipy.sparse
 import torch
 import traitlets
 
-from skymagic.data.store.base import Buffer
+from skymagic.content.base import Buffer
 from skymagic.data.values import pickling
 
 # what a value needs: a rank that lacks it gets it before the value is sent

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic.data.store import store as module
-from skymagic.data.store.bundle import ContentIndex, Part
-from skymagic.data.store.store import LARGE, OVERFLOW, NodeStore, create, digest, overflow, remove
+from skymagic.content import store as module
+from skymagic.content.chunks import digest
+from skymagic.content.store import LARGE, OVERFLOW, NodeStore, create, overflow, remove
+from skymagic.data.bundle import ContentIndex, Part
 from tests.lab.golden import Golden
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from skymagic.files.transfer.listing import Listing, Walk, absolute
+from skymagic.content.transfer.listing import Listing, Walk, absolute
 
 NAME = ".gitignore"
 DEFAULT_PATTERNS = ("__pycache__/", ".ipynb_checkpoints/")

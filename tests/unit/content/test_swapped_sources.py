@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.files.transfer.listing import Listing, listing
-from skymagic.files.transfer.pieces import encoded_files
+from skymagic.content.transfer.listing import Listing, listing
+from skymagic.content.transfer.pieces import encoded_files
 from skymagic.wire.files import EndOfFiles, FileFailed, messages
-from tests.files.test_files import grow
+from tests.content.test_files import grow
 from tests.lab.golden import Golden
 
 PRIVATE = "a private key"

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from skymagic.data.remote.clients import StoreClients
-from skymagic.data.store.base import Buffer
+from skymagic.content.base import Buffer
+from skymagic.content.remote.clients import StoreClients
 from skymagic.errors import PoolError
 from skymagic.wire import store
 from skymagic.wire.store import PIECE_BYTES, Ready, Stored, StoreFailed

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from skymagic.data.store.base import Content, Store
-from skymagic.data.store.device import host_pieces
+from skymagic.content.base import Content, Store
+from skymagic.content.device import host_pieces
 
 LARGE = 1 << 20
 """Parts of a value with at least this many bytes are stored in separate files."""
@@ -45,16 +45,6 @@ class _File:
     nbytes: int
     used: float = field(default_factory=time.monotonic)
     """Monotonic time of the last use in seconds."""
-
-
-def digest(pieces: Iterable[Content]) -> str:
-    """Return the xxh3-128 hash of all pieces as one stream, in hexadecimal."""
-    import xxhash
-
-    state = xxhash.xxh3_128()
-    for piece in host_pieces(pieces):
-        state.update(piece)
-    return str(state.hexdigest())
 
 
 def create(parent: str | os.PathLike[str] | None = None) -> str:

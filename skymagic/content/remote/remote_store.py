@@ -15,61 +15,16 @@ from concurrent.futures import Future
 from itertools import pairwise
 
 from skymagic.cluster import Node
-from skymagic.data.remote.client import Download
-from skymagic.data.remote.clients import StoreClients
-from skymagic.data.remote.replication import ReplicatedFile, Replication
-from skymagic.data.store.base import Buffer, Content, Store
-from skymagic.data.store.device import DeviceBytes
-from skymagic.data.store.store import digest
+from skymagic.content.base import Buffer, Content, Store
+from skymagic.content.chunks import ChunkIndex, chunk_hash, cut, digest
+from skymagic.content.device import DeviceBytes
+from skymagic.content.remote.client import Download
+from skymagic.content.remote.clients import StoreClients
+from skymagic.content.remote.replication import ReplicatedFile, Replication
 from skymagic.errors import PoolError
 from skymagic.wire import store, tls
-from skymagic.wire.codec import Transport
+from skymagic.wire.codec import CHUNK, Transport
 from skymagic.wire.store import Slice
-
-PIECE = 1 << 20
-"""Bytes of a piece; the last one of a file may be shorter."""
-
-
-class PieceIndex:
-    """Locations of pieces by their content hash."""
-
-    def __init__(self) -> None:
-        self._places: dict[bytes, tuple[str, int]] = {}
-        self._digests: dict[str, Sequence[bytes]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
-
-    def add(self, key: str, digests: Sequence[bytes]) -> None:
-        """Record the pieces of the file with this key."""
-        self._digests[key] = digests
-        self._places.update(
-            {piece_hash: (key, number * PIECE) for number, piece_hash in enumerate(digests)}
-        )
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Forget the pieces of these files; unknown ones are ignored."""
-        for key in keys:
-            for piece_hash in self._digests.pop(key, ()):
-                if self._places.get(piece_hash, ("",))[0] == key:
-                    del self._places[piece_hash]
-
-    def find(self, digests: Iterable[bytes]) -> list[tuple[str, int] | None]:
-        """Return, for each piece, the key of a file that has it and the offset there, or None."""
-        return [self._places.get(piece_hash) for piece_hash in digests]
-
-
-def piece_digests(data: Buffer) -> list[bytes]:
-    """Return the xxh3-128 of each piece."""
-    import xxhash
-
-    return [xxhash.xxh3_128_digest(piece) for piece in cut_into_pieces(data)]
-
-
-def cut_into_pieces(data: Buffer) -> list[memoryview]:
-    """Cut data into pieces."""
-    view = memoryview(data).cast("B")
-    return [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
 
 
 def recipe(
@@ -213,16 +168,17 @@ class RemoteStore(Store):
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
-        self._pieces = PieceIndex()
+        self._chunks = ChunkIndex()
         self._sending = threading.RLock()  # held while values are sent: one thread at a time
 
     # -- sending -----------------------------------------------------------------------------------
 
     def unsent(self, data: Content) -> int:
-        if isinstance(data, DeviceBytes) or len(data) < 2 * PIECE or not self._pieces:
+        if isinstance(data, DeviceBytes) or len(data) < 2 * CHUNK or not self._chunks:
             return len(data)
-        located = zip(cut_into_pieces(data), self._pieces.find(piece_digests(data)), strict=True)
-        return sum(len(piece) for piece, location in located if location is None)
+        chunks = cut(data)
+        located = zip(chunks, self._chunks.find(map(chunk_hash, chunks)), strict=True)
+        return sum(len(chunk) for chunk, location in located if location is None)
 
     def put(
         self,
@@ -244,7 +200,7 @@ class RemoteStore(Store):
             self._make_room(nbytes)
             self._replication.add([file])
             try:
-                digests = self._assemble(file, parts, progress)
+                hashes = self._assemble(file, parts, progress)
                 file.pieces = parts
                 self._replication.replicate(file, progress)
             except BaseException:
@@ -254,7 +210,7 @@ class RemoteStore(Store):
             # Otherwise another thread changed the value while it was sent, and the hashes are
             # stale.
             if file.key == key:
-                self._pieces.add(key, digests)
+                self._chunks.add(key, hashes)
             return file.key
 
     def _assemble(
@@ -264,17 +220,18 @@ class RemoteStore(Store):
 
         Return the hashes of the file's pieces.
         """
-        if len(pieces) != 1 or file.nbytes < 2 * PIECE:
+        if len(pieces) != 1 or file.nbytes < 2 * CHUNK:
             return []
-        digests, cut = piece_digests(pieces[0]), cut_into_pieces(pieces[0])
-        locations = self._pieces.find(digests)
+        chunks = cut(pieces[0])
+        hashes = [chunk_hash(chunk) for chunk in chunks]
+        locations = self._chunks.find(hashes)
         bases = {location[0] for location in locations if location}
         if not bases or file.placement.held or file.placement.sources:
-            return digests
+            return hashes
         # The missing pieces may already be stored as a value, which must stay.
         before = self.keys()
         lacking = [
-            piece for piece, location in zip(cut, locations, strict=True) if location is None
+            chunk for chunk, location in zip(chunks, locations, strict=True) if location is None
         ]
         missing_key = ""
         # The nodes read from these files while they assemble the new one.
@@ -289,13 +246,13 @@ class RemoteStore(Store):
                 location and (self.name(location[0]), location[1]) for location in locations
             ]
             self._replication.assemble(
-                file, recipe(map(len, cut), named_locations, self.name(missing_key))
+                file, recipe(map(len, chunks), named_locations, self.name(missing_key))
             )
         finally:
             self.unpin(bases)
             # The separate file with the missing pieces was needed only for assembly.
             self.drop({missing_key} - before)
-        return digests
+        return hashes
 
     def settle(self) -> None:
         with self._sending:
@@ -304,7 +261,7 @@ class RemoteStore(Store):
     def drop(self, keys: Iterable[str]) -> None:
         with self._lock:
             dropped = [file for key in keys if (file := self._files.pop(key, None)) is not None]
-        self._pieces.remove(file.key for file in dropped)
+        self._chunks.remove(file.key for file in dropped)
         self._replication.remove(dropped)
 
     # -- receiving ---------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
-from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Identity, Root, identity, opened
+from skymagic.content.transfer.folders import (
+    OWN_PREFIX,
+    FilePlace,
+    Identity,
+    Root,
+    identity,
+    opened,
+)
 from skymagic.wire.files import ListReply, Top
 from skymagic.wire.processes import boot_id
 

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from skymagic.cluster import Node
-from skymagic.data.store.base import Buffer
-from skymagic.data.store.store import OVERFLOW, digest
-from skymagic.files.changes import (
+from skymagic.content.base import Buffer
+from skymagic.content.chunks import digest
+from skymagic.content.files.changes import (
     INCOMPLETE_COPY,
     ByteCounter,
     CopyResult,
@@ -24,13 +24,14 @@ from skymagic.files.changes import (
     files_to_write,
     present_pieces,
 )
-from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
-from skymagic.files.transfer.listing import Entry, Listing, columns_of
-from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
+from skymagic.content.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
+from skymagic.content.store import OVERFLOW
+from skymagic.content.transfer.listing import Entry, Listing, columns_of
+from skymagic.content.transfer.pieces import OnBytes, common, encoded_files, listed_digests
 from skymagic.wire import files as files_wire
 
 if TYPE_CHECKING:
-    from skymagic.data.remote.remote_store import RemoteStore
+    from skymagic.content.remote.remote_store import RemoteStore
 
 BATCH_BYTES = 64 << 20
 """Bytes per batch; at most two batches lie in the nodes' stores."""

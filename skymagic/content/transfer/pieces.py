@@ -1,9 +1,9 @@
 """Files as encoded messages of `wire.files`, and pieces of a file that are already present.
 
-A file's digest is the concatenation of its pieces' digests. For a large file that has changed they
-show which pieces need not be sent: those in the file to be replaced, and in the part that a lost
-connection left. Pieces have a fixed length, as a value's do (`data.remote.remote_store`): for a
-changed part, an appended log, or the rest of half a file, only the missing pieces are sent.
+A file's digest is the concatenation of its chunks' hashes (`content.chunks`). For a large file that
+has changed they show which chunks need not be sent: those in the file to be replaced, and in the
+part that a lost connection left. For a changed part, an appended log, or the rest of half a file,
+only the missing chunks are sent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from hashlib import sha256
 from itertools import zip_longest
 from types import MappingProxyType
 
-from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Folders, ListedFiles
-from skymagic.files.transfer.listing import Entry, error_text
+from skymagic.content.chunks import HASH_BYTES, ChunkIndex, chunk_hash, split_hashes
+from skymagic.content.transfer.folders import OWN_PREFIX, FilePlace, Folders, ListedFiles
+from skymagic.content.transfer.listing import Entry, error_text
+from skymagic.wire.codec import CHUNK
 from skymagic.wire.files import (
-    CHUNK,
     EndOfFiles,
     FileChunk,
     FileFailed,
@@ -30,13 +31,10 @@ from skymagic.wire.files import (
     encode,
 )
 
-PIECE = CHUNK
-"""Bytes of a piece; the last one of a file is shorter. A message holds one."""
-LARGE = 8 * PIECE
+LARGE = 8 * CHUNK
 """Bytes above which pieces of a file are compared, and a partial file is kept when the connection
 is lost.
 """
-_DIGEST = 16
 
 
 def part_name(path: str) -> str:
@@ -90,7 +88,7 @@ class PresentPieces:
                 if stat.S_ISREG(state.st_mode):
                     self._places += (
                         (name, descriptor, offset)
-                        for offset in range(0, max(state.st_size, 1), PIECE)
+                        for offset in range(0, max(state.st_size, 1), CHUNK)
                     )
                     self.left = state.st_size if name == part else 0
 
@@ -105,13 +103,11 @@ class PresentPieces:
             ValueError: the piece does not exist.
             OSError: it has changed.
         """
-        import xxhash
-
         if not 0 <= number < len(self._places):
             raise ValueError("a piece that is not there")
         _, descriptor, offset = self._places[number]
-        data = os.pread(descriptor, PIECE, offset)
-        if xxhash.xxh3_128_hexdigest(data) != digest:
+        data = os.pread(descriptor, CHUNK, offset)
+        if chunk_hash(data).hex() != digest:
             raise OSError(0, "the partial copy changed in the meantime; copy it again")
         return data
 
@@ -128,13 +124,11 @@ class PresentPieces:
 
 def _digests(spans: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> str:
     """Return digests of the pieces at these offsets in open files."""
-    import xxhash
-
     digests = []
     for descriptor, offset in spans:
         if stopped():
             break
-        digests.append(xxhash.xxh3_128_hexdigest(os.pread(descriptor, PIECE, offset)))
+        digests.append(chunk_hash(os.pread(descriptor, CHUNK, offset)).hex())
     return "".join(digests)
 
 
@@ -152,7 +146,7 @@ def listed_digests(
             ):
                 size = os.fstat(file.fileno()).st_size
                 text = _digests(
-                    ((file.fileno(), offset) for offset in range(0, max(size, 1), PIECE)), stopped
+                    ((file.fileno(), offset) for offset in range(0, max(size, 1), CHUNK)), stopped
                 )
             digests.append(text)
     return digests
@@ -165,21 +159,12 @@ def equal(local: str, remote: str) -> bool:
     return bool(local) and remote.startswith(local)
 
 
-def numbered(text: str) -> dict[bytes, int]:
-    """Return digest → number of a piece, from a `PresentPieces` text; pure."""
-    digests = bytes.fromhex(text)
-    return {
-        digests[start : start + _DIGEST]: start // _DIGEST
-        for start in range(0, len(digests), _DIGEST)
-    }
-
-
 def common(texts: Collection[str]) -> str:
     """Return the part of several nodes' `PresentPieces` texts that agrees, with zeros for the rest.
 
     Pure.
     """
-    step = 2 * _DIGEST
+    step = 2 * HASH_BYTES
     columns = zip_longest(
         *([text[start : start + step] for start in range(0, len(text), step)] for text in texts)
     )
@@ -208,32 +193,25 @@ def encoded_files(
         remote_digests: the receiver's `PresentPieces` text of a file, by number: these pieces are
             referenced rather than sent.
     """
-    from xxhash import xxh3_128_digest
-
     with closing(ListedFiles()) as listed:
         for number, entry, file_place in files:
             try:
                 with open(listed.open(file_place), "rb", buffering=0) as file:
                     state = os.fstat(file.fileno())
-                    remaining, started, indices = (
-                        state.st_size,
-                        False,
-                        numbered(remote_digests.get(number, "")),
-                    )
+                    remaining, started, present = state.st_size, False, ChunkIndex()
+                    present.add("", split_hashes(bytes.fromhex(remote_digests.get(number, ""))))
                     # the start is sent first, because the first piece may be referenced
-                    if indices:
+                    if present:
                         yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
                         started = True
                     while remaining or not started:
-                        piece = _read(file.fileno(), min(remaining, PIECE))
+                        piece = _read(file.fileno(), min(remaining, CHUNK))
                         remaining = remaining - len(piece) if piece else 0
                         last, nbytes = remaining == 0, len(piece)
                         start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
-                        if (
-                            indices
-                            and (index := indices.get(digest := xxh3_128_digest(piece))) is not None
-                        ):
-                            yield encode(FilePiece(index, digest.hex(), last))
+                        piece_hash = chunk_hash(piece) if present else b""
+                        if (location := present.find([piece_hash])[0]) is not None:
+                            yield encode(FilePiece(location[1] // CHUNK, piece_hash.hex(), last))
                         else:
                             yield encode(FileChunk(last, nbytes) if started else start, piece)
                         started = True

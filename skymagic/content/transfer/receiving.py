@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skymagic.files.transfer.comparing import FolderComparison, os_error_text
-from skymagic.files.transfer.folders import (
+from skymagic.content.transfer.comparing import FolderComparison, os_error_text
+from skymagic.content.transfer.folders import (
     NEW_FILE,
     NOFOLLOW,
     OWN_PREFIX,
@@ -25,8 +25,8 @@ from skymagic.files.transfer.folders import (
     new_name,
     rename,
 )
-from skymagic.files.transfer.listing import FOLDER, LINK, Entry, refuse_unsafe
-from skymagic.files.transfer.pieces import LARGE, PresentPieces, lock, part_name
+from skymagic.content.transfer.listing import FOLDER, LINK, Entry, refuse_unsafe
+from skymagic.content.transfer.pieces import LARGE, PresentPieces, lock, part_name
 from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Protocol
 
-from skymagic.data.store.device import DeviceBytes
+from skymagic.content.device import DeviceBytes
 
 Buffer = bytes | bytearray | memoryview
 Content = Buffer | DeviceBytes

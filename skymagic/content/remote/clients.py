@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from skymagic.cluster import Node
-from skymagic.data.remote.client import ConnectionLost, StoreClient
+from skymagic.content.remote.client import ConnectionLost, StoreClient
 from skymagic.errors import PoolError, SkyError
 from skymagic.wire import store
 from skymagic.wire.codec import Transport

@@ -7,5 +7,4 @@ clients      one client per node; all nodes concurrently
 copy         put, get and sync: the destination of a source, and downloads from one node
 ignore       which files .gitignore leaves out
 upload       uploads to all nodes; over the data plane if several lack the same files
-transfer/    file entries, comparison, sending and receiving, for both ends
 """

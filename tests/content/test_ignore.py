@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skymagic.files.ignore import unignored
-from skymagic.files.transfer.listing import FILE
-from tests.files.test_files import grow
+from skymagic.content.files.ignore import unignored
+from skymagic.content.transfer.listing import FILE
+from tests.content.test_files import grow
 from tests.lab.golden import Golden
 
 ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}

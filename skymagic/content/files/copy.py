@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from skymagic.cluster import Node
-from skymagic.errors import RequestError
-from skymagic.files.changes import (
+from skymagic.content.files.changes import (
     INCOMPLETE_COPY,
     ByteCounter,
     CopyResult,
@@ -22,10 +21,11 @@ from skymagic.files.changes import (
     files_to_write,
     present_pieces,
 )
-from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
-from skymagic.files.ignore import unignored
-from skymagic.files.transfer.folders import LinkInTheWay
-from skymagic.files.transfer.listing import (
+from skymagic.content.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
+from skymagic.content.files.ignore import unignored
+from skymagic.content.files.upload import DataPlane, Upload
+from skymagic.content.transfer.folders import LinkInTheWay
+from skymagic.content.transfer.listing import (
     FOLDER,
     LINK,
     Listing,
@@ -34,11 +34,10 @@ from skymagic.files.transfer.listing import (
     refuse_unsafe,
     renamed,
 )
-from skymagic.files.transfer.pieces import PIECE
-from skymagic.files.transfer.receiving import Receiver
-from skymagic.files.upload import DataPlane, Upload
+from skymagic.content.transfer.receiving import Receiver
+from skymagic.errors import RequestError
 from skymagic.wire import files as files_wire
-from skymagic.wire.codec import Transport
+from skymagic.wire.codec import CHUNK, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class NodeDownload:
             receiver.take(message, payload)
             if isinstance(message, files_wire.FileStart):
                 path = self._entries[message.number].path
-            counter.add(path, PIECE if isinstance(message, files_wire.FilePiece) else len(payload))
+            counter.add(path, CHUNK if isinstance(message, files_wire.FilePiece) else len(payload))
             return not receiver.disk_full
 
         try:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.content.files.copy import Files
+from skymagic.content.transfer.listing import FILE, FOLDER, LINK, Entry
 from skymagic.errors import FilesError
-from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import FILE, FOLDER, LINK, Entry
 from skymagic.wire.files import FileStart, encode
-from tests.files.test_files import EVIL, Nodes, grow, hostile, node, one, tree
+from tests.content.test_files import EVIL, Nodes, grow, hostile, node, one, tree
 from tests.lab.golden import Golden
 from tests.lab.nodes import start
 

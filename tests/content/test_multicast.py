@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from skymagic.cluster import Node
-from skymagic.data.store.store import digest
+from skymagic.content.chunks import digest
+from skymagic.content.files import upload
+from skymagic.content.files.copy import Files
+from skymagic.content.files.upload import DataPlane
 from skymagic.errors import FilesError
-from skymagic.files import upload
-from skymagic.files.copy import Files
-from skymagic.files.upload import DataPlane
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.codec import Transport
 from tests.contracts.stores import MB, Cluster, Counted, put

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from skymagic.cluster import Node
+from skymagic.content.files.changes import files_error
 from skymagic.errors import SkyError
-from skymagic.files.changes import files_error
 from skymagic.wire import files as files_wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all, start_all

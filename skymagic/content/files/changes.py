@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skymagic.cluster import Node
+from skymagic.content.transfer.listing import FILE, Entry
+from skymagic.content.transfer.pieces import LARGE, equal
 from skymagic.errors import FilesError
-from skymagic.files.transfer.listing import FILE, Entry
-from skymagic.files.transfer.pieces import LARGE, equal
 from skymagic.plan.units import count, size
 from skymagic.wire import files as files_wire
 from skymagic.wire.untrusted import sanitized_line

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import xxhash
 
-from skymagic.data.store.base import Buffer, Content, Store
-from skymagic.data.store.device import DeviceBytes
-from skymagic.data.store.store import LARGE, digest
+from skymagic.content.base import Buffer, Content, Store
+from skymagic.content.chunks import digest
+from skymagic.content.device import DeviceBytes
+from skymagic.content.store import LARGE
 from skymagic.wire.values import Location, PickleParts
 
 INLINE = 64 << 10

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.cluster import Node
+from skymagic.content.files.changes import CopyResult, files_error, summary
+from skymagic.content.files.copy import Files
+from skymagic.content.transfer.listing import FILE, LINK, Entry, Listing, refuse_unsafe
 from skymagic.errors import FilesError, RequestError
-from skymagic.files.changes import CopyResult, files_error, summary
-from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import FILE, LINK, Entry, Listing, refuse_unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, SendFilesReply, Top, encode
 from tests.lab.ending import cmdline

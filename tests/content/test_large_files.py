@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skymagic.content.chunks import split_hashes
+from skymagic.content.transfer.folders import FilePlace
+from skymagic.content.transfer.listing import FILE, Entry
+from skymagic.content.transfer.pieces import LARGE, common, encoded_files, part_name
+from skymagic.content.transfer.receiving import Receiver
 from skymagic.errors import FilesError
-from skymagic.files.transfer.folders import FilePlace
-from skymagic.files.transfer.listing import FILE, Entry
-from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, numbered, part_name
-from skymagic.files.transfer.receiving import Receiver
+from skymagic.wire.codec import CHUNK
 from skymagic.wire.files import FilePart, FilePiece, messages
+from tests.content.test_multicast import COUNT, Nodes, cluster
 from tests.contracts.stores import MB, Cluster
-from tests.files.test_multicast import COUNT, Nodes, cluster
 from tests.lab.golden import Golden
 from tests.lab.raising import raises
 
@@ -34,12 +36,12 @@ def halves(nodes: Nodes) -> list[Path]:
 
 
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], int]] = {
-    "a megabyte": (lambda data: data[: 7 * MB] + os.urandom(MB) + data[8 * MB :], 2 * PIECE),
-    "an appended log": (lambda data: data + b"a line\n" * 1000, PIECE),
-    "the end cut off": (lambda data: data[: -5 * MB], PIECE),
+    "a megabyte": (lambda data: data[: 7 * MB] + os.urandom(MB) + data[8 * MB :], 2 * CHUNK),
+    "an appended log": (lambda data: data + b"a line\n" * 1000, CHUNK),
+    "the end cut off": (lambda data: data[: -5 * MB], CHUNK),
     "a layer, of the same size": (
         lambda data: data[: 8 * MB] + os.urandom(4 * MB) + data[12 * MB :],
-        5 * PIECE,
+        5 * CHUNK,
     ),
     "other names for the same": (lambda data: data, 0),
 }
@@ -54,10 +56,10 @@ def test_changed_pieces_are_sent(nodes: Nodes, change: str) -> None:
     edit, nbytes = CHANGES[change]
     (folder / "a").write_bytes(edit(data))
     copied = nodes.files.put(folder, "there/")
-    assert [one.nbytes for one in copied] == [pytest.approx(nbytes, abs=PIECE)] * COUNT
+    assert [one.nbytes for one in copied] == [pytest.approx(nbytes, abs=CHUNK)] * COUNT
     assert nodes.everywhere("d")
     (folder / "a").write_bytes(edit(edit(data)))
-    assert nodes.put("d") <= nbytes + PIECE + 100_000  # once for all nodes
+    assert nodes.put("d") <= nbytes + CHUNK + 100_000  # once for all nodes
     assert nodes.everywhere("d")
     assert halves(nodes) == []
 
@@ -81,8 +83,8 @@ def test_a_cut_connection(nodes: Nodes) -> None:
         nodes.without_plane.put(folder, "there/")
     nodes.breaks = {}
     left = sorted(path.stat().st_size for path in halves(nodes))
-    assert left == [pytest.approx(nbytes, abs=PIECE) for nbytes in (20 * MB, 30 * MB, 40 * MB)]
-    assert nodes.put("d") < 60 * MB - min(left) + 2 * PIECE
+    assert left == [pytest.approx(nbytes, abs=CHUNK) for nbytes in (20 * MB, 30 * MB, 40 * MB)]
+    assert nodes.put("d") < 60 * MB - min(left) + 2 * CHUNK
     assert nodes.everywhere("d")
     assert halves(nodes) == []
 
@@ -120,7 +122,7 @@ def entry_of(path: Path) -> Entry:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
-    path.write_bytes(os.urandom(LARGE + 5 * PIECE))
+    path.write_bytes(os.urandom(LARGE + 5 * CHUNK))
     return path
 
 
@@ -134,7 +136,7 @@ def test_a_half_is_written_on_and_not_copied(source: Path, tmp_path: Path) -> No
     received(Receiver(str(folder), [entry]), source, entry, LARGE)
     (half,) = folder.iterdir()
     number = half.stat().st_ino
-    assert received(Receiver(str(folder), [entry]), source, entry) == 5 * PIECE
+    assert received(Receiver(str(folder), [entry]), source, entry) == 5 * CHUNK
     assert (folder / "a").stat().st_ino == number
     assert (folder / "a").read_bytes() == source.read_bytes()
     assert len(list(folder.iterdir())) == 1
@@ -153,10 +155,10 @@ def test_part_file_of_another_process_is_not_touched(source: Path, tmp_path: Pat
 
 def test_part_of_a_file_that_became_shorter(source: Path, tmp_path: Path) -> None:
     folder = target(tmp_path)
-    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + 3 * PIECE)
-    source.write_bytes(os.urandom(PIECE) + source.read_bytes()[PIECE:LARGE] + b"end")
+    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + 3 * CHUNK)
+    source.write_bytes(os.urandom(CHUNK) + source.read_bytes()[CHUNK:LARGE] + b"end")
     assert (
-        received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source)) == PIECE + 3
+        received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source)) == CHUNK + 3
     )
     assert (folder / "a").read_bytes() == source.read_bytes()
     assert len(list(folder.iterdir())) == 1
@@ -164,13 +166,13 @@ def test_part_of_a_file_that_became_shorter(source: Path, tmp_path: Path) -> Non
 
 def test_short_parts_and_small_files_are_not_kept(source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
-    received(Receiver(str(folder), [entry]), source, entry, PIECE)
+    received(Receiver(str(folder), [entry]), source, entry, CHUNK)
     assert list(folder.iterdir()) == []
 
 
 def test_part_of_a_file_that_became_small(source: Path, tmp_path: Path) -> None:
     folder = target(tmp_path)
-    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + PIECE)
+    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + CHUNK)
     source.write_bytes(b"small now")
     received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source))
     assert (folder / "a").read_bytes() == b"small now"
@@ -235,8 +237,8 @@ def test_missing_piece_is_sent(golden: Golden, source: Path, tmp_path: Path) -> 
 )
 def test_pieces_on_several_nodes_are_used(lists: list[list[bytes]]) -> None:
     texts = [b"".join(each).hex() for each in lists]
-    found = numbered(common(texts))
-    for digest, number in found.items():
+    found = split_hashes(bytes.fromhex(common(texts)))
+    for number, digest in enumerate(found):
         if any(digest):
             assert all(each[number] == digest for each in lists)
-    assert numbered(common(texts[:1])) == numbered(texts[0])
+    assert common(texts[:1]) == texts[0]

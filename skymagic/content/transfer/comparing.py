@@ -11,9 +11,9 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from skymagic.files.transfer.folders import Folders, LinkInTheWay
-from skymagic.files.transfer.listing import FILE, FOLDER, Entry, error_text, refuse_unsafe
-from skymagic.files.transfer.pieces import LARGE, PresentPieces
+from skymagic.content.transfer.folders import Folders, LinkInTheWay
+from skymagic.content.transfer.listing import FILE, FOLDER, Entry, error_text, refuse_unsafe
+from skymagic.content.transfer.pieces import LARGE, PresentPieces
 from skymagic.wire.files import CompareReply, Top
 from skymagic.wire.processes import boot_id
 
