@@ -44,16 +44,10 @@ def figures() -> Iterator[Figure]:
     yield Figure("1,000 small variables, unchanged", unchanged, "ms", limit=5.0)
     for what, (unchanged, changed) in (("tensors", tensors), ("arrays", arrays)):
         yield Figure(
-            f"10,000 small {what} in a dict, unchanged: processor", unchanged, "ms", limit=100.0
+            f"10,000 small {what} in a dict, unchanged: processor", unchanged, "ms", limit=50.0
         )
         yield Figure(
-            f"10,000 small {what} in a dict, one changed: processor",
-            changed,
-            "ms",
-            round(unchanged, 1),
-            "unchanged",
-            1.6,
-            relative=True,
+            f"10,000 small {what} in a dict, one changed: processor", changed, "ms", limit=120.0
         )
 
 

@@ -21,7 +21,9 @@ from matplotlib.figure import Figure
 
 from skymagic.content.store import NodeStore
 from skymagic.data.bundle import ContentIndex
+from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import Variable
+from skymagic.data.shipping.collecting import Collector
 from skymagic.data.shipping.comparison import Fingerprints
 from skymagic.data.values import contents, pickling
 from skymagic.data.values.contents import contents_hash
@@ -41,7 +43,7 @@ def look(tmp_path: Path, space: dict[str, Any]) -> Look:
         index = ContentIndex(store)
         variable = Variable("x", value, pickling.dumps(value, space))
         index.identify(variable.parts)
-        return Fingerprints(space, str(tmp_path), index).take(variable, {})
+        return Fingerprints(Collector(space, str(tmp_path), Bindings()), index).take(variable, {})
 
     return fingerprint
 

@@ -22,6 +22,7 @@ from skymagic.data.bundle import (
 from skymagic.data.capture import installed
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
+from skymagic.data.values.snapshots import Snapshot
 from skymagic.wire.values import Location, ObjectLink, PackedBundle, PackedParts
 
 _version = lru_cache(maxsize=1024)(installed.version)
@@ -40,11 +41,21 @@ class Variable:
 
     name: str
     value: object
-    pickled: Pickled
+    facts: Pickled
+    """The pickle; without its bytes and objects if the value is known to be unchanged."""
     fingerprint: str | None = None
     """Hash of the value's contents; None until all its parts are hashed."""
     same_object: bool = False
     """True if the name had this same object when its previous fingerprint was taken."""
+    snapshot: Snapshot | None = None
+    """Contents just before it was pickled, if it is a container of many small arrays."""
+    pickle: Callable[[], Pickled] | None = None
+    """Pickles an unchanged value, which may have to travel after all; None if `facts` is whole."""
+
+    @cached_property
+    def pickled(self) -> Pickled:
+        """The whole pickle."""
+        return self.facts if self.pickle is None else self.pickle()
 
     @property
     def fixed(self) -> bool:
@@ -130,7 +141,7 @@ def in_rebuild_order(
     # Nothing runs code while it is rebuilt, so any order works.
     if not any(value.pickled.active for group in shared for value in group):
         return shared
-    uses = {name: value.pickled.uses for name, value in values.items()}
+    uses = {name: value.facts.uses for name, value in values.items()}
     sorted_groups = []
     for group in shared:
         order = rebuild_order(

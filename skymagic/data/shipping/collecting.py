@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from skymagic.data.bundle import INLINE
@@ -21,7 +22,8 @@ from skymagic.data.shipping.unpicklable import (
 )
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import kind_name
-from skymagic.data.values.pickled import FIXED_TYPES
+from skymagic.data.values.pickled import FIXED_TYPES, Pickled
+from skymagic.data.values.snapshots import LEAST, Snapshot
 from skymagic.errors import CaptureError
 from skymagic.wire.values import ModuleSource
 
@@ -108,6 +110,36 @@ class Needs:
         )
 
 
+class UnchangedValues:
+    """Containers of many small arrays that did not change, and so are not pickled for a while."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[Snapshot, Pickled] | None] = {}
+        """By name: contents, and facts about the pickle; None if the next cell takes a snapshot."""
+
+    def inspect(self, name: str, value: object) -> tuple[Snapshot | None, Pickled | None]:
+        """Return a snapshot of a value, and facts about its pickle if it has not changed.
+
+        Return None for the snapshot of values that are not known to stay unchanged.
+        """
+        if name not in self.known:
+            return None, None
+        known, snapshot = self.known[name], Snapshot.take(value)
+        return known if known is not None and known[0] == snapshot else (snapshot, None)
+
+    def record(self, variable: Variable, *, changed: bool) -> None:
+        """Record whether a value equals the one before it."""
+        pickled = variable.pickled
+        if changed or pickled.modules or len(pickling.leaves(pickled)) < LEAST:
+            self.known.pop(variable.name, None)
+        elif variable.snapshot is not None:
+            # The snapshot must not keep the value alive.
+            facts = pickled._replace(pieces=(), buffers=(), marks=frozenset(), spans=(), keep=None)
+            self.known[variable.name] = variable.snapshot, facts
+        else:
+            self.known[variable.name] = None
+
+
 # -- collecting ------------------------------------------------------------------------------------
 
 
@@ -118,6 +150,7 @@ class Collector:
         self.namespace = namespace
         self.folder = folder
         self.bindings = bindings
+        self.unchanged = UnchangedValues()
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
 
@@ -148,7 +181,7 @@ class Collector:
                 if not self._ranks_keep_theirs(name, value, request.ranks):
                     failed[name] = problem
                 return {}
-            used_names, annotated = variable.pickled.uses, variable.pickled.hints
+            used_names, annotated = variable.facts.uses, variable.facts.hints
             if not used_names and not annotated:
                 return used_names
             # What an optional value uses remains optional.
@@ -261,7 +294,12 @@ class Collector:
         # By identity: an equal constant may have another type, as 1 and True do.
         if cached is not None and cached.value is value:
             return cached
-        variable = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        pickle = partial(pickling.dumps, value, self.namespace, folder=self.folder)
+        # Before it is pickled: if another thread changes it in between, the next cell sees that.
+        snapshot, facts = self.unchanged.inspect(name, value)
+        if facts is not None:
+            return Variable(name, value, facts, snapshot=snapshot, pickle=pickle)
+        variable = Variable(name, value, pickle(), snapshot=snapshot)
         # Constants cannot change, so their pickles are kept.
         if type(value) in FIXED_TYPES and variable.pickled.nbytes < INLINE:
             self._immutables[name] = variable
@@ -277,7 +315,7 @@ class Collector:
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that no longer exist in the notebook."""
-        for cache in (self._immutables, self._unpicklable):
+        for cache in (self._immutables, self._unpicklable, self.unchanged.known):
             for name in [name for name in cache if name not in namespace]:
                 del cache[name]
 

@@ -21,7 +21,6 @@ from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import is_interactive_name, is_output
-from skymagic.data.namespace import Namespace
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -30,6 +29,7 @@ from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 from skymagic.data.values.pickled import FIXED_TYPES
+from skymagic.data.values.snapshots import Snapshot
 
 
 @dataclass
@@ -88,6 +88,8 @@ class InspectedValue(NamedTuple):
     value: Callable[[], object] | int
     """Weak reference to the value, or its identity."""
     nbytes: int
+    snapshot: Snapshot | None = None
+    """Contents at that time, if it is a container of many small arrays."""
 
     def holds(self, value: object) -> bool:
         """Return True if this is the value that was inspected."""
@@ -100,12 +102,28 @@ class Fingerprints:
     The pickle is checked first, which is fast. Only if it changed, the contents are hashed.
     """
 
-    def __init__(self, namespace: Namespace, folder: str, index: ContentIndex) -> None:
-        self._namespace = namespace
-        self._folder = folder
+    def __init__(self, collector: Collector, index: ContentIndex) -> None:
+        self._namespace = collector.namespace
+        self._folder = collector.folder
+        self._unchanged = collector.unchanged
         self._index = index
         self.known: dict[str, InspectedValue] = {}
         """By name; entries of names that the notebook deleted may be removed."""
+
+    def recall(self, variable: Variable) -> bool:
+        """Set a variable's fingerprint if a snapshot shows that it is still the same.
+
+        Return False if it has to be taken.
+        """
+        previous = self.known.get(variable.name)
+        if (
+            previous is None
+            or variable.snapshot is None
+            or previous.snapshot is not variable.snapshot
+        ):
+            return False
+        variable.fingerprint = previous.fingerprint
+        return True
 
     def take(self, variable: Variable, modules: Mapping[str, str]) -> str:
         """Set and return a variable's fingerprint; its parts must have their hashes."""
@@ -119,10 +137,14 @@ class Fingerprints:
         holds = previous is not None and previous.holds(value)
         if previous is not None and previous.stream == stream:
             # Another object with the same contents: from now on this is the one to compare with.
-            if not holds:
-                self.known[variable.name] = previous._replace(value=_reference(value))
+            if not holds or variable.snapshot is not None:
+                self.known[variable.name] = previous._replace(
+                    value=_reference(value), snapshot=variable.snapshot
+                )
+            self._unchanged.record(variable, changed=False)
             variable.fingerprint = previous.fingerprint
             return previous.fingerprint
+        self._unchanged.record(variable, changed=True)
         # If the same object now has another pickle, the pickle may be unstable.
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
@@ -248,7 +270,7 @@ class Comparison:
         self._sources = sources
         self._notes = notes
         self._assigned = assigned
-        self._fingerprints = Fingerprints(collector.namespace, collector.folder, index)
+        self._fingerprints = Fingerprints(collector, index)
         self._pulled: dict[str, Pulled] = {}
 
     def names_read_by_functions(self, request: ShippingRequest) -> dict[str, str]:
@@ -315,7 +337,7 @@ class Comparison:
     def compare(self, request: ShippingRequest, needs: Needs) -> None:
         """Find the values that each rank lacks, and the modules that are needed."""
         values, ranks = needs.values, request.ranks
-        pickles = [value.pickled for value in values.values() if not value.pickled.plain]
+        pickles = [value.facts for value in values.values() if not value.facts.plain]
         imported = request.names.imports.union(
             *(pickled.modules | (pickled.packages & DATA_READERS) for pickled in pickles)
         )
@@ -383,7 +405,7 @@ class Comparison:
                 continue
             try:
                 variable = self._collector.variable(name, value)
-                if variable.fingerprint is None:
+                if variable.fingerprint is None and not self._fingerprints.recall(variable):
                     self._index.identify(variable.parts)
                     local = modules.search(variable.pickled.modules, self._folder).sources
                     self._fingerprints.take(
@@ -438,7 +460,11 @@ class Comparison:
         held = [self._bindings.fingerprints(rank) for rank in request.ranks]
         hashes = needs.hashes
         for name, value in needs.values.items():
-            if value.fingerprint is not None or name in request.temporary:
+            if (
+                value.fingerprint is not None
+                or name in request.temporary
+                or self._fingerprints.recall(value)
+            ):
                 continue
             if value.pickled.plain or self._index.identify(
                 value.parts, lazily=not any(name in fingerprints for fingerprints in held)

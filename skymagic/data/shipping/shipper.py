@@ -8,6 +8,7 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +203,10 @@ class Shipper(Unpacking):
                 full. Nothing was sent to any rank.
         """
         names = with_scripts(cell_names(source, compiler_flags))
-        with self._lock, pickling.to_processes(same_files=not self.store.remote):
+        # A pickle of many objects is freed before the collector would visit all of them. Not while
+        # values cross a network, which may take minutes.
+        paused = nullcontext() if self.store.remote else pickling.collection_paused()
+        with self._lock, pickling.to_processes(same_files=not self.store.remote), paused:
             # Assignments that the notebook's current cell has made so far come before this run.
             self.assigned.record_so_far()
             request = ShippingRequest(
@@ -240,7 +244,9 @@ class Shipper(Unpacking):
             if note is not None:
                 self.notes.report_shared_references(packed.split_references, note)
                 self.notes.report_memory_maps(needs.values, needs.lacking, note)
-            return self._load(request, needs, packed)
+            manifest = self._load(request, needs, packed)
+            del needs, packed
+            return manifest
 
     def bound(
         self,
@@ -347,7 +353,7 @@ class Shipper(Unpacking):
         note: Callable[[str], None],
     ) -> None:
         """Report changes to modules that the cell uses and that no value carries to the ranks."""
-        pickles = [value.pickled for value in needs.values.values()]
+        pickles = [value.facts for value in needs.values.values()]
         used = modules.union(*(pickled.packages | pickled.modules for pickled in pickles))
         packages = frozenset(module.partition(".")[0] for module in used)
         attributes = request.names.attributes.union(*(pickled.attributes for pickled in pickles))

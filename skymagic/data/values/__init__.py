@@ -20,6 +20,7 @@ shards         values that are sharded over several ranks, gathered
 contents       hash of the contents of a value
 forms          contents of arrays, tensors, frames, figures and Keras models
 exceptions     exceptions with their causes and contexts
+snapshots      containers of many small arrays, compared without pickling them
 memory         memory that overlaps and travels as one block
 kinds          predicates about types
 descriptions   short descriptions of values: types, shapes, checksums

@@ -11,6 +11,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,22 @@ def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
         tracker.spans.append(Span(start, start + array.nbytes, id(array)))
     tracker.leaves[id(array)] = start, start + array.nbytes, ("small array", shape, name)
     return _array, (array.tobytes(), name, shape, "C")
+
+
+_FACTS = attrgetter("shape", "dtype", "flags.c_contiguous", "nbytes")
+
+
+def describe(arrays: list[Any]) -> tuple[list[int], list[int], list[Any]] | None:
+    """Return address, length in bytes and other facts of many arrays at once.
+
+    Return None unless all are contiguous and of a plain dtype.
+    """
+    facts = list(map(_FACTS, arrays))
+    dtypes = plain_dtypes()
+    if not all(dtype in dtypes and contiguous for _, dtype, contiguous, _ in facts):
+        return None
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    return addresses, [fact[3] for fact in facts], facts
 
 
 @lru_cache(maxsize=1)

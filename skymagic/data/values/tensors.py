@@ -9,6 +9,7 @@ import ctypes
 import pickle
 import sys
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from skymagic.content.device import DeviceBytes, placeholder_buffer
@@ -138,6 +139,35 @@ def is_plain(tensor: Any) -> bool:
         and not (tensor.__dict__ or tensor.is_neg() or tensor.is_conj())
         and not (has_names is not None and has_names(tensor))
     )
+
+
+_FACTS = attrgetter("shape", "dtype", "requires_grad", "layout", "is_leaf", "is_cpu", "__dict__")
+_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def describe(tensors: list[Any]) -> tuple[list[int], list[int], list[Any]] | None:
+    """Return address, length in bytes and other facts of many tensors at once.
+
+    Return None unless all are plain and contiguous, and have neither gradients nor hooks.
+    """
+    kinds, strided, dtypes, has_names = _of_torch()
+    tensor = kinds[0]
+    facts = list(map(_FACTS, tensors))
+    if (
+        any(
+            layout is not strided or dtype not in dtypes or not is_leaf or not is_cpu or attributes
+            for _, dtype, _, layout, is_leaf, is_cpu, attributes in facts
+        )
+        or not all(map(tensor.is_contiguous, tensors))
+        or any(map(tensor.is_neg, tensors))
+        or any(map(tensor.is_conj, tensors))
+        or any(hooks != (None, None) for hooks in map(_HOOKS, tensors))
+        or any(one.grad is not None for one in tensors if one.requires_grad)
+        or (has_names is not None and any(map(has_names, tensors)))
+    ):
+        return None
+    addresses, sizes = map(tensor.data_ptr, tensors), map(attrgetter("nbytes"), tensors)
+    return list(addresses), list(sizes), [fact[:3] for fact in facts]
 
 
 @lru_cache(maxsize=1)
