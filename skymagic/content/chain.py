@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skymagic.wire import tls
 from skymagic.wire.authentication import Door
@@ -28,6 +29,7 @@ from skymagic.wire.store import (
     PEER_CODEC,
     PIECE_BYTES,
     FollowValue,
+    Listener,
     PeerMessage,
     Replicate,
     ValuePiece,
@@ -103,21 +105,32 @@ class PeerServer:
     """Server that sends values to the nodes that follow this one.
 
     Args:
-        address: the only address that it listens at.
+        addresses: the only addresses that it listens at; those that this machine lacks are left
+            out if there are others.
         pem: the pool's certificate and key.
         read: returns the available bytes of a value from an offset on.
     """
 
-    def __init__(self, address: str, pem: str, read: ReadValue) -> None:
+    def __init__(self, addresses: Sequence[str], pem: str, read: ReadValue) -> None:
         self._read = read
         self._changed = threading.Condition()
         # counts the calls of `wake`, so that none between two looks is missed
         self._version = 0
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)
-        self.port: int = listener.getsockname()[1]
-        self._door = Door(listener, self._serve, tls.context(pem, server=True))
-        threading.Thread(target=self._accept, name="values-peer-server", daemon=True).start()
+        self.listening: list[Listener] = []
+        context = tls.context(pem, server=True)
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                listener = socket.create_server((address, 0), family=family)
+            except OSError:
+                if len(addresses) == 1:
+                    raise
+                continue
+            self.listening.append((address, listener.getsockname()[1]))
+            door = Door(listener, self._serve, context)
+            threading.Thread(
+                target=self._accept, args=(door,), name="values-peer-server", daemon=True
+            ).start()
 
     def wake(self) -> None:
         """Signal that there is more to send."""
@@ -125,9 +138,9 @@ class PeerServer:
             self._version += 1
             self._changed.notify_all()
 
-    def _accept(self) -> None:
+    def _accept(self, door: Door) -> None:
         while True:
-            self._door.accept()
+            door.accept()
 
     def _serve(self, sock: ssl.SSLSocket) -> None:
         with sock:
@@ -166,6 +179,8 @@ class Follower:
             OSError.
         complete: takes a name and the expected key; may raise OSError.
         fail: takes a name and the error: an OSError of `write` or `complete`, or a TimeoutError.
+        own: where this node's own server listens. Where all private addresses are tried, one of
+            another node may be this node's too.
     """
 
     def __init__(
@@ -174,20 +189,22 @@ class Follower:
         write: Callable[[str, memoryview], int],
         complete: Callable[[str, str], None],
         fail: Callable[[str, OSError], None],
+        own: Sequence[Listener] = (),
     ) -> None:
+        self._own = frozenset(own)
         self._context = tls.context(pem, server=False)
         self._write, self._complete, self._fail = write, complete, fail
         self._orders: dict[str, Replicate] = {}
         # its lock is reentrant: `_wake` calls `_is_current`, which takes it again
         self._changed = threading.Condition()
-        self._connections: dict[tuple[str, int], PeerConnection] = {}
+        self._connections: dict[tuple[Listener, ...], PeerConnection] = {}
         self._receiving: tuple[Replicate, PeerConnection] | None = None
         threading.Thread(target=self._follow, name="values-follower", daemon=True).start()
 
     def follow(self, order: Replicate) -> None:
         """Fetch a value, or resume it from another node."""
         with self._changed:
-            logger.debug("value is fetched: name=%s from=%s", order.name, order.address)
+            logger.debug("value is fetched: name=%s from=%s", order.name, order.sources)
             self._orders[order.name] = order
             self._wake()
 
@@ -243,10 +260,10 @@ class Follower:
 
         Returns None when the order changed or another one goes first.
         """
-        peer_address = order.address, order.port
+        peer = tuple(order.sources)
         # writes nothing: returns how much has arrived from an earlier source
         received = self._write(order.name, memoryview(b""))
-        connection = self._connections.pop(peer_address, None) or self._connect(order)
+        connection = self._connections.pop(peer, None) or self._connect(order)
         if connection is None:
             return None
         key = None
@@ -262,7 +279,7 @@ class Follower:
                 # pieces of this value may be on the way, and do not say which value they belong to
                 connection.close()
             else:
-                self._connections[peer_address] = connection
+                self._connections[peer] = connection
         return key
 
     def _connect(self, order: Replicate) -> PeerConnection | None:
@@ -272,18 +289,54 @@ class Follower:
         """
         end = time.monotonic() + PEER_TIMEOUT
         while self._is_current(order):
-            sock = None
-            try:
-                sock = socket.create_connection((order.address, order.port), PEER_TIMEOUT)
-                return PeerConnection(self._context.wrap_socket(sock))
-            except OSError as problem:
-                logger.debug("peer not reached, tried again: %s: %s", order.address, problem)
-                if sock is not None:
-                    sock.close()
-                if time.monotonic() > end:
-                    raise _no_answer_error(order) from None
+            if (sock := self._probe(order.sources)) is not None:
+                return PeerConnection(sock)
+            logger.debug("peer not reached, tried again: sources=%s", order.sources)
+            if time.monotonic() > end:
+                raise _no_answer_error(order)
             time.sleep(RECONNECT_PAUSE)
         return None
+
+    def _probe(self, sources: Sequence[Listener]) -> ssl.SSLSocket | None:
+        """Connect to all of a node's listeners at once, and return the first connection, or None.
+
+        In another network the same private address belongs to another machine, which has no
+        certificate of this pool.
+        """
+        sources = [source for source in sources if source not in self._own]
+        if len(sources) == 1:
+            return self._dial(sources[0])
+        answered: queue.SimpleQueue[None] = queue.SimpleQueue()
+        lock, first = threading.Lock(), list[ssl.SSLSocket]()
+
+        def probe(source: Listener) -> None:
+            sock = self._dial(source)
+            with lock:
+                late = bool(first)
+                if sock is not None and not late:
+                    first.append(sock)
+            if sock is not None and late:
+                sock.close()
+            answered.put(None)
+
+        # All at once: an address in another network may drop packets, and take its whole timeout.
+        for source in sources:
+            threading.Thread(target=probe, args=(source,), daemon=True).start()
+        for _ in sources:
+            answered.get()
+            if first:
+                return first[0]
+        return None
+
+    def _dial(self, source: Listener) -> ssl.SSLSocket | None:
+        sock = None
+        try:
+            sock = socket.create_connection(source, PEER_TIMEOUT)
+            return self._context.wrap_socket(sock)
+        except OSError:
+            if sock is not None:
+                sock.close()
+            return None
 
     def _pieces(self, order: Replicate, connection: PeerConnection, received: int) -> str | None:
         last_progress = time.monotonic()
@@ -316,4 +369,5 @@ def _no_answer_error(order: Replicate) -> TimeoutError:
 
     It is a timeout: the bytes received are kept, to resume with another node as the source.
     """
-    return TimeoutError(f"no answer from {order.address}:{order.port}")
+    places = ", ".join(f"{address}:{port}" for address, port in order.sources)
+    return TimeoutError(f"no answer from {places}")

@@ -7,20 +7,34 @@ after it, which is then sent again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from skymagic.content.base import Buffer, Content
 from skymagic.content.device import host_pieces
 from skymagic.wire.codec import CHUNK
+from skymagic.wire.store import SHA256, XXH3
 
 HASH_BYTES = 16
+"""Bytes of a chunk's hash."""
 
 
-def digest(pieces: Iterable[Content]) -> str:
-    """Return the xxh3-128 hash of all pieces as one stream, in hexadecimal."""
+def new_hash(kind: str = XXH3) -> Any:
+    """Return the state of a hash, with `update` and `hexdigest`.
+
+    xxhash is imported for its own hash only: hosts without packages use SHA-256.
+    """
+    if kind == SHA256:
+        return hashlib.sha256()
     import xxhash
 
-    state = xxhash.xxh3_128()
+    return xxhash.xxh3_128()
+
+
+def digest(pieces: Iterable[Content], kind: str = XXH3) -> str:
+    """Return the hash of all pieces as one stream, in hexadecimal."""
+    state = new_hash(kind)
     for piece in host_pieces(pieces):
         state.update(piece)
     return str(state.hexdigest())

@@ -22,7 +22,9 @@ from functools import cache
 from pathlib import Path
 
 from skymagic.content.base import Content, Store
+from skymagic.content.chunks import new_hash
 from skymagic.content.device import host_pieces
+from skymagic.wire.store import XXH3
 
 LARGE = 1 << 20
 """Parts of a value with at least this many bytes are stored in separate files."""
@@ -290,15 +292,16 @@ class Partial:
         directory: directory of the file.
         spill: creates another directory when this one is full.
         prefix: prefix of the temporary name, used to find leftovers.
+        kind: the hash.
     """
 
-    def __init__(self, directory: Path, spill: Callable[[], Path], prefix: str = "") -> None:
-        import xxhash
-
+    def __init__(
+        self, directory: Path, spill: Callable[[], Path], prefix: str = "", kind: str = XXH3
+    ) -> None:
         self._prefix = prefix
         self.nbytes = 0
         self._spill: Callable[[], Path] | None = spill
-        self._hash = xxhash.xxh3_128()
+        self._hash = new_hash(kind)
         self._scratch = memoryview(bytearray(STEP))
         self._open(directory)
 

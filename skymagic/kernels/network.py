@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import struct
 import sys
@@ -47,6 +48,27 @@ def interface_addresses() -> dict[str, str]:
                 # the address within struct ifreq
                 addresses[name] = socket.inet_ntoa(packed[20:24])
     return addresses
+
+
+def private_addresses() -> list[str]:
+    """Return this machine's private IPv4 addresses other than loopback.
+
+    Nothing listens on a public one.
+    """
+    addresses = set(interface_addresses().values())
+    with contextlib.suppress(OSError):  # the host name may not resolve
+        addresses |= {
+            str(entry[4][0])
+            for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        }
+    addresses = set(filter(_private, addresses))
+    return sorted(addresses, key=ipaddress.IPv4Address)
+
+
+def _private(address: str) -> bool:
+    ip = ipaddress.IPv4Address(address)
+    shared = ip in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
+    return (ip.is_private or shared) and not ip.is_loopback and not ip.is_unspecified
 
 
 def environment(info: InstanceInfo) -> dict[str, str]:

@@ -8,12 +8,19 @@ from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
-_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
-_KEY = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}(?:[0-9a-f]{32})?")
+_NONCE = re.compile(r"[0-9a-f]{16}")
+_KEY = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
 PIECE_BYTES = 1 << 19
 """Bytes of a value to read, hash and send at a time."""
+XXH3, SHA256 = "xxh3-128", "sha256"
+"""Hashes: the fast one, for values, and the one of the standard library, which every host has."""
+ANY_PRIVATE = "private"
+"""Listen at all private addresses and at the loopback address."""
 Slice = tuple[str, int, int]
 """Name of a file in the store, offset, and length in bytes."""
+Listener = tuple[str, int]
+"""Address and port."""
 
 
 class StoreMessage(FrozenMessage):
@@ -27,13 +34,15 @@ class Settings(StoreMessage):
     """First message: the pool's settings for all of its value servers."""
 
     address: str = ""
-    """Address on which other nodes reach this one; empty on a single node, and then nothing
-    listens.
+    """Address on which other nodes reach this one, or `ANY_PRIVATE`; empty on a single node, and
+    then nothing listens.
     """
     pem: str = field(default="", repr=False)
     """The pool's certificate and key (`wire.tls`), shared by its value servers only."""
     share: float = 0.5
     """Fraction of a file system's free space that values may fill."""
+    hash: str = XXH3
+    """Hash of the content, which is its key: `XXH3` or `SHA256`."""
 
 
 class Put(StoreMessage):
@@ -64,8 +73,8 @@ class Replicate(StoreMessage):
 
     name: str
     nbytes: int
-    address: str
-    port: int
+    sources: list[Listener]
+    """Where that node may be reached; the first that presents the pool's certificate is used."""
 
 
 class Assemble(StoreMessage):
@@ -75,6 +84,16 @@ class Assemble(StoreMessage):
     nbytes: int
     key: str
     slices: list[Slice]
+
+
+class Adopt(StoreMessage):
+    """Put files that this node has already into its store, so that others may follow them."""
+
+    nonce: str
+    """First part of their names in the store."""
+    folder: str
+    below: list[str]
+    """Folders in it."""
 
 
 class Delete(StoreMessage):
@@ -103,8 +122,8 @@ class CancelRead(StoreMessage):
 class Ready(StoreMessage):
     """The server has opened the store and is listening."""
 
-    port: int
-    """Port for other nodes; 0 if the pool has a single node."""
+    listening: list[Listener]
+    """Where it listens for other nodes; empty if the pool has a single node."""
     room: int
     """Bytes that the store can still take."""
     present: list[str]
@@ -127,6 +146,22 @@ class StoreFailed(StoreMessage):
     name: str
     reason: str
     errno: int = 0
+
+
+class Adopted(StoreMessage):
+    """A file of an `Adopt` is in the store."""
+
+    name: str
+    nbytes: int
+    path: str = ""
+    """Its path below the order's folder; "" for the archive (tar) with all small files."""
+    mode: int = 0o600
+
+
+class AdoptReply(StoreMessage):
+    """End of an `Adopt`."""
+
+    problem: str = ""
 
 
 class ReadReply(StoreMessage):
@@ -177,14 +212,14 @@ class ValuePiece(PeerMessage, WithPayload):
 def is_name(text: object) -> bool:
     """Return True if this is the name of a file in a store.
 
-    It consists of 16 and 32 hexadecimal digits, so it cannot lead outside the store.
+    It consists of 16 and 32 or 64 hexadecimal digits, so it cannot lead outside the store.
     """
     # Not `match` with a `$`, which accepts a newline at the end.
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def is_key(text: object) -> bool:
-    """Return True if this is an xxh3-128 in hex."""
+    """Return True if this is an xxh3-128 or a SHA-256 in hex."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
@@ -192,6 +227,8 @@ def is_key(text: object) -> bool:
 def _check(message: Any) -> None:
     names = [*getattr(message, "names", ()), *([message.name] if hasattr(message, "name") else [])]
     keys = [message.key] if hasattr(message, "key") else []
+    if isinstance(message, Adopt) and not _NONCE.fullmatch(message.nonce):
+        raise ValueError(f"not the beginning of a name of a store: {message.nonce!r}")
     if isinstance(message, Assemble):
         names += [name for name, _, _ in message.slices]
     if not all(map(is_name, names)) or not all(map(is_key, keys)):

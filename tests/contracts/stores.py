@@ -1,15 +1,20 @@
-"""Stores of content, an implementation each: a folder here, and the stores of one node or several behind a server each."""
+"""Stores of content, an implementation each: a folder here, and stores of nodes behind a server each, here or on machines of their own."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
 
 from skymagic.content.base import Store
 from skymagic.content.chunks import digest
@@ -17,10 +22,19 @@ from skymagic.content.remote.remote_store import RemoteStore
 from skymagic.content.store import OVERFLOW, NodeStore, create, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
+from skymagic.ssh.config import SshConfig
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.host import HostConnection
+from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.codec import Transport
 from tests.lab.nodes import node_of, start
 
+if TYPE_CHECKING:
+    from tests.lab.machines import Machine, Machines
+
 MB = 1 << 20
+ROOT = str(Path(__file__).resolve().parents[2])
+SERVER = "skymagic.kernels.store.server"
 
 
 class Nodes(ABC):
@@ -77,7 +91,7 @@ class Here(Nodes):
 class Counted:
     """A transport that counts what passes through it."""
 
-    def __init__(self, inner: ChildTransport, breaks: float) -> None:
+    def __init__(self, inner: Any, breaks: float) -> None:
         self.inner = inner
         self.sent = 0
         self.got = 0
@@ -89,12 +103,13 @@ class Counted:
     @property
     def pid(self) -> int:
         """The server's process."""
-        return self.inner._child.pid
+        pid: int = self.inner._child.pid
+        return pid
 
     def read(self) -> bytes:
         """From the server."""
         time.sleep(self.pause)  # a slow line
-        data = self.inner.read() if self.sent + self.got < self.breaks else b""
+        data: bytes = self.inner.read() if self.sent + self.got < self.breaks else b""
         self.got += len(data)
         return data
 
@@ -107,52 +122,51 @@ class Counted:
 
     def complaint(self) -> str:
         """Its standard error."""
-        return self.inner.complaint()
+        return str(self.inner.complaint())
 
     def close(self) -> None:
         """End it."""
         self.inner.close()
 
 
-class Cluster(Nodes):
-    """Several nodes on this machine: a folder and a server each.
+class Remote(Nodes):
+    """Nodes with a server each.
 
     Args:
-        count: of nodes.
+        nodes: with what starts their servers.
+        folders: of each node, as this machine reaches them.
         options: of the store.
 
     Attributes:
         breaks: for each node, after how many bytes its next lines break.
-        before: words before each node's command.
+        lines: the connections to each node, the last one at the end.
+        said: what the user is told.
     """
 
     store: RemoteStore
 
-    def __init__(self, count: int, **options: object) -> None:
-        self.breaks: list[list[float]] = [[] for _ in range(count)]
-        self.before: list[list[str]] = [[] for _ in range(count)]
-        self.folders = [create() for _ in range(count)]
-        self.lines: list[list[Counted]] = [[] for _ in range(count)]
+    def __init__(self, names: list[str], addresses: list[str], **options: object) -> None:
+        self.breaks: list[list[float]] = [[] for _ in names]
+        self.lines: list[list[Counted]] = [[] for _ in names]
         self.said: list[str] = []
-        nodes = self.nodes = [
-            node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)
+        self.nodes = [
+            node_of(n, name, partial(self._opened, n), address)
+            for n, (name, address) in enumerate(zip(names, addresses, strict=True))
         ]
-        self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
+        self.store = RemoteStore(self.nodes, start, self.said.append, **options)  # type: ignore[arg-type]
 
-    def _open(self, node: int) -> Callable[[], Transport]:
-        def opened() -> Transport:
-            command = [
-                *self.before[node],
-                sys.executable,
-                "-m",
-                "skymagic.kernels.store.server",
-                self.folders[node],
-            ]
-            breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
-            self.lines[node].append(Counted(ChildTransport(command), breaks))
-            return self.lines[node][-1]
+    @abstractmethod
+    def opened(self, node: int) -> Any:
+        """Start a node's server and return the connection to it."""
 
-        return opened
+    @abstractmethod
+    def server(self, node: int) -> int:
+        """Return the process that serves a node."""
+
+    def _opened(self, node: int) -> Transport:
+        breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
+        self.lines[node].append(Counted(self.opened(node), breaks))
+        return self.lines[node][-1]
 
     def sent(self) -> list[int]:
         """Bytes that went to each node."""
@@ -163,7 +177,7 @@ class Cluster(Nodes):
 
     def cut(self, node: int) -> None:
         """Kill the node's server, and with it the line to it."""
-        os.kill(self.lines[node][-1].pid, signal.SIGKILL)
+        os.kill(self.server(node), signal.SIGKILL)
 
     def close(self) -> None:
         self.store.close()
@@ -171,8 +185,83 @@ class Cluster(Nodes):
             remove(folder)
 
 
-def put(cluster: Nodes, data: bytes) -> str:
+class Cluster(Remote):
+    """Several nodes on this machine: a folder and a server each.
+
+    Args:
+        count: of nodes.
+        options: of the store.
+
+    Attributes:
+        before: words before each node's command.
+    """
+
+    def __init__(self, count: int, **options: object) -> None:
+        self.before: list[list[str]] = [[] for _ in range(count)]
+        self.folders = [create() for _ in range(count)]
+        super().__init__([f"node{n}" for n in range(count)], ["127.0.0.1"] * count, **options)
+
+    def opened(self, node: int) -> ChildTransport:
+        return ChildTransport(
+            [*self.before[node], sys.executable, "-m", SERVER, self.folders[node]]
+        )
+
+    def server(self, node: int) -> int:
+        return self.lines[node][-1].pid
+
+
+class Apart(Remote):
+    """Machines of their own behind a link, reached over SSH.
+
+    Args:
+        hosts: the machines.
+        options: of the store.
+
+    Attributes:
+        dead_after: seconds after which a machine that does not answer is dead.
+    """
+
+    dead_after = 10.0
+
+    def __init__(self, hosts: Machines, **options: object) -> None:
+        self.hosts = hosts
+        self.connections: dict[int, HostConnection] = {}
+        self.folder = f"/dev/shm/skymagic-{os.urandom(8).hex()}"
+        self.pids = [cast("Machine", host).space.pid for host in hosts]
+        self.folders = [f"/proc/{pid}/root{self.folder}" for pid in self.pids]
+        super().__init__([host.name for host in hosts], [host.address for host in hosts], **options)
+
+    def opened(self, node: int) -> Any:
+        words = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", SERVER, self.folder]
+        return self.connection(node).open(shlex.join(words))
+
+    def connection(self, node: int) -> HostConnection:
+        """A connection that is not dead."""
+        known = self.connections.get(node)
+        if known is None or not known.alive:
+            name = self.hosts[node].name
+            endpoint = SshConfig(self.hosts.config).endpoint(HostSpec(name, name))
+            known = self.connections[node] = connect(replace(endpoint, timeout=self.dead_after))
+        return known
+
+    def server(self, node: int) -> int:
+        inside = psutil.Process(self.pids[node]).children(recursive=True)
+        return next(
+            process.pid
+            for process in inside
+            if process.cmdline()[1:] == ["-m", SERVER, self.folder]
+        )
+
+    def close(self) -> None:
+        self.store.close()
+        for connection in self.connections.values():
+            connection.close()
+        for folder in self.folders:
+            remove(folder)
+
+
+def put(nodes: Nodes, data: bytes, progress: Callable[[int], None] | None = None) -> str:
     """Put a value and wait until it is everywhere."""
-    key = cluster.store.put(None, [data], len(data))
-    cluster.store.settle()
+    key = nodes.store.put(None, [data], len(data), progress)
+    nodes.store.settle()
     return key

@@ -47,9 +47,9 @@ def test_endless_data_from_a_stranger_is_cut_off() -> None:
 
 def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
     """The connection is closed as soon as the frame states its length; no memory is allocated."""
-    server = PeerServer("127.0.0.1", tls.certificate(), lambda name, offset, limit: (b"", ""))
+    server = PeerServer(["127.0.0.1"], tls.certificate(), lambda name, offset, limit: (b"", ""))
     client_hello = b"\x01" + ((1 << 24) - 1).to_bytes(3, "big")
-    with socket.create_connection(("127.0.0.1", server.port), DEADLINE) as stranger:
+    with socket.create_connection(server.listening[0], DEADLINE) as stranger:
         # a record of TLS is at most 16 KiB; the handshake message in it says how long it is
         stranger.sendall(
             b"\x16\x03\x01" + struct.pack("!H", 1 << 14) + client_hello.ljust(1 << 14, b"x")

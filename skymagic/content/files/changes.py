@@ -28,7 +28,7 @@ class CopyResult:
         nbytes: bytes transferred; of a large file only the missing pieces count.
         unchanged: number of files that were already present.
         removed: number of files of an earlier copy that were removed.
-        notes: what was skipped, and why.
+        notes: skipped entries, with the reasons.
     """
 
     node: int

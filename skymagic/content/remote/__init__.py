@@ -26,4 +26,5 @@ client        connection to one node's value server
 clients       connections to all nodes: opened in parallel, retried with backoff, unlinking
 replication   chain replication: values on their way to all nodes, and the handling of failures
 remote_store  all stores as one `Store`: pieces of changed files, parallel downloads
+bare_hosts    files to hosts without packages, by the same servers
 """

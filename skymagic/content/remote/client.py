@@ -105,8 +105,8 @@ class StoreClient:
         self.node = node
         self.node_index = node.index
         self._start = start
-        self.port = 0
-        """Port where the server receives values from other nodes; 0 before it is connected."""
+        self.listening: list[store.Listener] = []
+        """Listeners of the server for other nodes; empty before it is connected."""
         self.free_bytes = 0
         """Number of bytes that the node's store can still hold."""
         self.closed = False
@@ -306,7 +306,8 @@ class StoreClient:
     def _handle_reply(self, message: Ready | ReadReply | Heartbeat) -> None:
         with self._changed:
             if isinstance(message, Ready):
-                self.port, self.free_bytes, self._ready = message.port, message.room, True
+                self.listening, self.free_bytes = message.listening, message.room
+                self._ready = True
             elif isinstance(message, ReadReply) and message.number in self._downloads:
                 self._downloads[message.number].begin(message.nbytes)
             self._changed.notify_all()

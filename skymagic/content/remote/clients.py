@@ -119,8 +119,7 @@ class StoreClients:
 
     def follow(self, node: int, name: str, nbytes: int, source: int) -> None:
         """Make a node copy a value from another node."""
-        client = self.all[source]
-        self.send(node, store.Replicate(name, nbytes, client.node.address, client.port))
+        self.send(node, store.Replicate(name, nbytes, self.all[source].listening))
 
     def unlink(self, names: Iterable[str], nodes: Iterable[int] | None = None) -> None:
         """Unlink files, on all nodes by default, now or after the next reconnect."""

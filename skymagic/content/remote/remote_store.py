@@ -8,6 +8,7 @@ everything after it, which is sent again.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,7 @@ class RemoteStore(Store):
         silence_timeout: seconds without a message after which a connection counts as lost; a value
             server sends a heartbeat every two seconds.
         share: fraction of the free space in a node's shared memory that may be filled, 0 to 1.
+        hash: hash of the content: `wire.store.XXH3`, or SHA256 for nodes without packages.
     """
 
     remote = True
@@ -153,19 +155,21 @@ class RemoteStore(Store):
         retry_timeout: float = 60.0,
         silence_timeout: float = 10.0,
         share: float = 0.5,
+        hash: str = store.XXH3,
     ) -> None:
         super().__init__(notify)
+        self._hash = hash
         self._nonce = secrets.token_hex(8)
         several = len(nodes) > 1
         pem = tls.certificate() if several else ""
 
         def settings(node: Node) -> store.Settings:
-            return store.Settings(node.address if several else "", pem, share)
+            return store.Settings(node.address if several else "", pem, share, hash)
 
         self._clients = StoreClients(
             nodes, start, settings, self._notify, retry_timeout, silence_timeout
         )
-        self._replication = Replication(self._clients, self._notify)
+        self._replication = Replication(self._clients, self._notify, hash)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
         self._chunks = ChunkIndex()
@@ -191,7 +195,7 @@ class RemoteStore(Store):
         parts: list[Buffer] = [
             piece.read() if isinstance(piece, DeviceBytes) else piece for piece in pieces
         ]
-        key = key or digest(parts)
+        key = key or digest(parts, self._hash)
         with self._sending:
             if not self.missing([key]):
                 return key
@@ -257,6 +261,38 @@ class RemoteStore(Store):
     def settle(self) -> None:
         with self._sending:
             self._replication.settle()
+
+    def adopt(
+        self, node: int, folder: str, below: Sequence[str]
+    ) -> tuple[list[store.Adopted], set[int]]:
+        """Pass files that a node has already on to the others.
+
+        A node that cannot be reached or has no space left does not hold up the others.
+
+        Args:
+            folder: folder on the node.
+            below: folders in it, with all files in these.
+
+        Returns:
+            The files by their names in the stores, and the nodes that have all of them.
+
+        Raises:
+            OSError: a file cannot be read, or the connection to the node is lost.
+        """
+        with self._sending:
+            with contextlib.suppress(PoolError):
+                self._clients.connect()
+            self._replication.lose_failed()
+            files = self._replication.adopt(node, folder, below)
+            while True:
+                try:
+                    self._replication.settle()
+                    break
+                except (OSError, PoolError):
+                    if not self._replication.lose_failed() or node in self._clients.lost:
+                        break
+            have_all = self._clients.nodes.intersection(*(file.placement.held for file in files))
+            return [adopted for file in files for adopted in file.adopted], have_all
 
     def drop(self, keys: Iterable[str]) -> None:
         with self._lock:

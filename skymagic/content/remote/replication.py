@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from skymagic.content.base import Buffer
+from skymagic.content.chunks import new_hash
 from skymagic.content.remote.clients import StoreClients
 from skymagic.errors import PoolError
 from skymagic.wire import store
-from skymagic.wire.store import PIECE_BYTES, Ready, Stored, StoreFailed
+from skymagic.wire.store import PIECE_BYTES, Adopted, AdoptReply, Ready, Stored, StoreFailed
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ RETRIES = 3
 """Failures allowed for one value on one node, beyond one failure per node of the pool."""
 
 _PROGRESS_BYTES = 1 << 22
-_HOPELESS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_HOPELESS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 
 
 Progress = Callable[[int], None] | None
@@ -137,6 +139,8 @@ class ReplicatedFile:
     """True once all of it was sent, or is on a node: its key is final from then on."""
     replicated: bool = False
     """True once all nodes have had it."""
+    adopted: list[Adopted] = field(default_factory=list)
+    """Files of the node that had it first."""
     placement: Placement = field(default_factory=Placement)
     problem: Exception | None = None
     used: float = field(default_factory=time.monotonic)
@@ -150,8 +154,9 @@ class ReplicatedFile:
 class Replication:
     """Brings files to all nodes."""
 
-    def __init__(self, clients: StoreClients, notify: Callable[[str], None]) -> None:
+    def __init__(self, clients: StoreClients, notify: Callable[[str], None], hash: str) -> None:
         self.clients = clients
+        self._hash = hash
         self.changed = threading.Condition(threading.RLock())
         """Held briefly while the fields below or the files themselves change."""
         self._notify = notify
@@ -164,6 +169,9 @@ class Replication:
         """True if a node may need another source: set by the clients' threads, cleared by the
         sending thread.
         """
+        self.failed_nodes: set[int] = set()
+        """Nodes that have failed to store a file from all sources."""
+        self._adoption: AdoptReply | None = None
         clients.on_message = self._on_message
 
     def add(self, files: Iterable[ReplicatedFile]) -> None:
@@ -242,6 +250,21 @@ class Replication:
             self._replan = True
             self.changed.notify_all()
 
+    def lose_failed(self) -> set[int]:
+        """Stop sending to the nodes that cannot be reached or have no space, and return them."""
+        failed = (self.failed_nodes & self.clients.nodes) | (
+            self.clients.nodes - set(self.clients.connected())
+        )
+        for node in failed:
+            self.lose(node)
+            # Those that follow it get another source.
+            self.clients.all[node].disconnect()
+        with self.changed:
+            self.failed_nodes.clear()
+            for file in self._files.values():
+                file.problem = None
+        return failed
+
     def readmit(self, node: int) -> None:
         """Use a node again that was gone, perhaps with another store.
 
@@ -279,6 +302,10 @@ class Replication:
                 self._on_stored(node, message)
             elif isinstance(message, StoreFailed):
                 self._failed(node, message)
+            elif isinstance(message, Adopted):
+                self._on_adopted(node, message)
+            elif isinstance(message, AdoptReply):
+                self._adoption = message
             self.changed.notify_all()
 
     def _on_stored(self, node: int, message: Stored) -> None:
@@ -315,13 +342,25 @@ class Replication:
         node_name = self.clients.all[node].node.name
         # Another source would not help: the node itself has no space or no permission.
         if message.errno in _HOPELESS_ERRNOS:
+            self.failed_nodes.add(node)
             file.problem = OSError(message.errno, f"{message.reason}, on {node_name}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
+            self.failed_nodes.add(node)
             file.problem = PoolError(
                 f"a value could not be sent to {node_name}: {message.reason}; run the cell again",
                 code="value-not-sent",
                 names=[node_name],
             )
+
+    def _on_adopted(self, node: int, message: Adopted) -> None:
+        key = message.name.partition("-")[2]
+        file = self._files.setdefault(
+            message.name,
+            ReplicatedFile(key, message.name, message.nbytes, sealed=True, replicated=True),
+        )
+        file.adopted.append(message)
+        file.placement.mark_stored(node)
+        self._replan = True
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -350,6 +389,31 @@ class Replication:
             else:
                 self.clients.follow(node, file.sent_as, file.nbytes, source)
 
+    def adopt(self, node: int, folder: str, below: Sequence[str]) -> list[ReplicatedFile]:
+        """Start to pass files that a node has already on to all others, as its server finds them.
+
+        `settle` waits until they have arrived.
+
+        Raises:
+            OSError: a file cannot be read, or the connection to the node is lost.
+        """
+        self._adoption = None
+        if not self.clients.send(node, store.Adopt(secrets.token_hex(8), folder, list(below))):
+            raise OSError(errno.ENOTCONN, "the connection is lost")
+        while self._adoption is None and node in self.clients.connected():
+            for file in self.pending():
+                self.replicate(file, only_followers=True)
+            with self.changed:
+                if not self._replan and self._adoption is None:
+                    self.changed.wait(1.0)
+                self._replan = False
+        if self._adoption is None or self._adoption.problem:
+            raise OSError(
+                errno.EIO, self._adoption.problem if self._adoption else "the connection is lost"
+            )
+        with self.changed:
+            return [file for file in self._files.values() if file.adopted]
+
     def assemble(self, file: ReplicatedFile, slices: list[store.Slice]) -> None:
         """Let the nodes that are not receiving a file yet assemble it from stored pieces."""
         with self.changed:
@@ -360,13 +424,12 @@ class Replication:
 
     def _upload(self, file: ReplicatedFile, node: int, progress: Progress) -> None:
         """Send a file's bytes to a node over the notebook's own connection."""
-        import xxhash
-
         if file.pieces is None:
+            self.failed_nodes.add(node)
             raise PoolError(
                 "the nodes have lost values that they had; run the cell again", code="value-lost"
             )
-        state = xxhash.xxh3_128()
+        state = new_hash(self._hash)
         done = 0
         sending = self.clients.send(node, store.Put(file.sent_as, file.nbytes))
         for piece in _copies(file.pieces):

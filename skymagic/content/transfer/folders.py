@@ -189,11 +189,10 @@ class Folders:
 
 
 class ListedFiles:
-    """Opens listed files for reading.
+    """Opener of listed files, for reading.
 
-    Their folders may belong to other users, who can put links in the way after the listing. A file
-    may be replaced by another one of the same name, as editors do when they save: a new listing
-    would find that one.
+    Their folders may belong to other users, who can put links in the way after the listing. Editors
+    replace a file by another of the same name when they save: then the new file is opened.
     """
 
     def __init__(self) -> None:

@@ -38,6 +38,7 @@ from skymagic.kernels.agent.readers import NodeReaders, RankAudience, RankReques
 from skymagic.kernels.agent.resources import GpuClaims, Measurements
 from skymagic.kernels.agent.uplink import Uplink
 from skymagic.kernels.fork import EventLoop, signal_pipe
+from skymagic.kernels.network import private_addresses
 from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
@@ -176,7 +177,7 @@ class Agent:
         directories.sweep()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
         if self.spec.head and self.spec.address is None:
-            self._candidates.listen(discovery.private_addresses())
+            self._candidates.listen(private_addresses())
         name, folder, store = (
             socket.gethostname(),
             str(self._directory),

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import json
 import logging
 import os
@@ -30,7 +29,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from skymagic.kernels.fork import EventLoop
-from skymagic.kernels.network import interface_addresses
 from skymagic.wire.authentication import NONCE_BYTES, Door, proof, read_exactly, verify
 from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
@@ -47,27 +45,6 @@ def machine() -> str:
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"
     return f"{boot_id()} {socket.gethostname()}"
-
-
-def private_addresses() -> list[str]:
-    """Return this machine's private IPv4 addresses other than loopback.
-
-    Agents never listen on public ones.
-    """
-    addresses = set(interface_addresses().values())
-    with contextlib.suppress(OSError):  # the host name may not resolve
-        addresses |= {
-            str(entry[4][0])
-            for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
-        }
-    addresses = set(filter(_private, addresses))
-    return sorted(addresses, key=ipaddress.IPv4Address)
-
-
-def _private(address: str) -> bool:
-    ip = ipaddress.IPv4Address(address)
-    shared = ip in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
-    return (ip.is_private or shared) and not ip.is_loopback and not ip.is_unspecified
 
 
 class Candidates:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from skymagic.content.store import STEP, Partial, available, make_overflow, overflow, private
 from skymagic.wire.store import PIECE_BYTES, is_name
 
-_PREFIX = ".incoming-"
+PREFIX = ".incoming-"
 
 
 class StoreFolder:
@@ -22,9 +22,10 @@ class StoreFolder:
         PermissionError: the directory belongs to another user or is open to others.
     """
 
-    def __init__(self, directory: Path, share: float) -> None:
+    def __init__(self, directory: Path, share: float, hash: str) -> None:
         self.directory = directory
         self.share = share
+        self.hash = hash
         private(directory)
 
     def room(self) -> int:
@@ -66,7 +67,7 @@ class StoreFolder:
     def remove_partials(self) -> None:
         """Unlink the incomplete files of a server that was killed."""
         for directory in (self.directory, overflow(self.directory)):
-            for path in directory.glob(f"{_PREFIX}*.part"):
+            for path in directory.glob(f"{PREFIX}*.part"):
                 path.unlink(missing_ok=True)
 
 
@@ -93,7 +94,7 @@ class IncomingValue:
         self._open = True
         # a value that does not fit into the store goes to the overflow folder on disk
         first = folder.directory if nbytes <= folder.room() else folder.overflow_folder()
-        self._partial = Partial(first, folder.overflow_folder, _PREFIX)
+        self._partial = Partial(first, folder.overflow_folder, PREFIX, folder.hash)
 
     @property
     def received(self) -> int:

@@ -25,10 +25,14 @@ from typing import Any
 
 from skymagic.content.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
+from skymagic.kernels.network import private_addresses
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, file_name_of, read_slices
 from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire import debug_log, processes
 from skymagic.wire.store import (
+    ANY_PRIVATE,
+    Adopt,
+    AdoptReply,
     Assemble,
     CancelRead,
     Delete,
@@ -51,6 +55,7 @@ LOCK = ".value-server"
 """File in the store whose lock the store's server holds."""
 HOLDER = 40
 """Length in bytes of the holder's identity in that file."""
+LOOPBACK = "127.0.0.1"
 HEARTBEAT_INTERVAL = 2.0
 """Seconds between heartbeats."""
 
@@ -59,7 +64,7 @@ class ValueServer:
     """Handler of the notebook's messages."""
 
     def __init__(self, directory: Path, sender: Sender, settings: Settings) -> None:
-        self._folder = StoreFolder(directory, settings.share)
+        self._folder = StoreFolder(directory, settings.share, settings.hash)
         # incomplete files of a server that was killed
         self._folder.remove_partials()
         self._sender = sender
@@ -73,18 +78,18 @@ class ValueServer:
         if settings.address:
             from skymagic.content.chain import Follower, PeerServer
 
-            self._server = PeerServer(settings.address, settings.pem, self._read)
-            self._follower = Follower(settings.pem, self._append, self._complete, self._fail)
-        logger.info(
-            "value server ready: pid=%s port=%s",
-            os.getpid(),
-            self._server.port if self._server else 0,
-        )
-        sender.send(
-            Ready(
-                self._server.port if self._server else 0, self._folder.room(), self._folder.names()
+            addresses = (
+                [*private_addresses(), LOOPBACK]
+                if settings.address == ANY_PRIVATE
+                else [settings.address]
             )
-        )
+            self._server = PeerServer(addresses, settings.pem, self._read)
+            self._follower = Follower(
+                settings.pem, self._append, self._complete, self._fail, self._server.listening
+            )
+        listening = self._server.listening if self._server else []
+        logger.info("value server ready: pid=%s listening=%s", os.getpid(), listening)
+        sender.send(Ready(listening, self._folder.room(), self._folder.names()))
 
     def handle(self, message: Any) -> None:
         """Handle a message, or raw bytes that follow one."""
@@ -102,6 +107,11 @@ class ValueServer:
                 self._assemble(message)
             case Replicate():
                 self._follow(message)
+            case Adopt():
+                # on a separate thread, so that other nodes can follow the first files meanwhile
+                threading.Thread(
+                    target=self._adopt, args=(message,), name="values-adopt", daemon=True
+                ).start()
             case Delete():
                 for name in message.names:
                     self._abandon(name)
@@ -222,6 +232,18 @@ class ValueServer:
             file.seek(offset)
             data = file.read(limit)
         return (data, "") if data else (b"", final.partition("-")[2])
+
+    def _adopt(self, message: Adopt) -> None:
+        from skymagic.kernels.store.adopting import adopt
+
+        try:
+            for adopted in adopt(self._folder, message):
+                self._wake_followers()
+                self._sender.send(adopted)
+        except OSError as problem:
+            self._sender.send(AdoptReply(f"{problem.filename}: {problem.strerror or problem}"))
+        else:
+            self._sender.send(AdoptReply())
 
     # -- stored values -----------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def test_a_server_that_is_silent_is_replaced() -> None:
 
 def test_notebook_serves_nodes_that_cannot_reach_each_other(three: Cluster) -> None:
     put(three, b"all are up")
-    three.store._clients.all[0].port = 9  # nobody is there
+    three.store._clients.all[0].listening = [("127.0.0.1", 9)]  # nobody is there
     data = os.urandom(2 * MB)
     assert three.everywhere(put(three, data))
     assert sum(three.sent()) < 2.1 * len(data)

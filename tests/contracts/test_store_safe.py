@@ -60,7 +60,7 @@ def started(store: Path, *lines: bytes) -> ChildTransport:
         b'["Read",{"number":1,"name":"../precious","offset":0}]\n',
         b'["Put",{"name":"../precious","nbytes":5}]\n',
         b'["PutEnd",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
-        b'["Replicate",{"name":".value-server","nbytes":1,"address":"","port":1}]\n',
+        b'["Replicate",{"name":".value-server","nbytes":1,"sources":[["",1]]}]\n',
         b'["Exec",{}]\n',
         b"\x80\x04\x95nonsense\n",
         b"[]\n",
@@ -103,12 +103,25 @@ def test_an_end_leaves_nothing_half_done(store: Path, how: str) -> None:
     assert not store.exists() or list(store.iterdir()) == []
 
 
-def test_a_store_of_others_is_refused(golden: Golden, store: Path) -> None:
+def test_a_store_open_to_others_is_refused(golden: Golden, store: Path) -> None:
     store.chmod(0o755)
     server = started(store)
     assert said(server) == []
     golden.line(server.complaint(), str(store), hide=[store])
     server.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_store_of_another_user_is_refused(store: Path) -> None:
+    """Neither a server nor a rank uses a folder whose owner could read and replace what is in it."""
+    os.chown(store, 65534, 65534)
+    server = started(store)
+    assert said(server) == []
+    assert f"{store} is not private to this user" in server.complaint()
+    server.close()
+    with pytest.raises(PermissionError):
+        NodeStore(store)
+    assert list(store.iterdir()) == []
 
 
 @pytest.mark.parametrize("who", ["nobody", "a stranger", "the pool"])
@@ -122,7 +135,7 @@ def test_only_the_pool_is_served(who: str) -> None:
             context = tls.context(
                 client._settings.pem if who == "the pool" else tls.certificate(), server=False
             )
-        with socket.create_connection(("127.0.0.1", client.port), 10.0) as sock:
+        with socket.create_connection(client.listening[0], 10.0) as sock:
             received = asked(context, sock, protocol.FollowValue(name, 0))
         found = list(protocol.PEER_CODEC.decoder().feed(received))
         key = name.partition("-")[2]
@@ -162,7 +175,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
         port = listener.getsockname()[1]
         server = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
         server.write(protocol.encode(protocol.Settings("127.0.0.1", tls.certificate())))
-        server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
+        server.write(protocol.encode(protocol.Replicate(NAME, 1, [("127.0.0.1", port)])))
         stream = protocol.decoder(noise=True)
         while not (
             failed := [
@@ -188,7 +201,7 @@ def test_nodes_that_wait_for_each_other() -> None:
         names = [f"{NAME[:16]}-{digest([each])}" for each in data]
         for node, other in ((0, 1), (1, 0)):
             for name in names if node == 0 else reversed(names):
-                clients[node].send(protocol.Replicate(name, MB, "127.0.0.1", clients[other].port))
+                clients[node].send(protocol.Replicate(name, MB, clients[other].listening))
         for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
             clients[node].send(protocol.Put(name, MB))  # instead of following, at last
             clients[node].send(protocol.PutChunk(name, MB), memoryview(each))
@@ -210,9 +223,8 @@ def test_servers_listen_on_their_own_address_alone() -> None:
                 psutil.Process(lines[0].pid).environ()
             )
             assert two.store._clients.all[0]._settings.pem not in words
-        port = two.store._clients.all[0].port
         with socket.create_connection(
-            ("127.0.0.1", port)
+            two.store._clients.all[0].listening[0]
         ) as stranger:  # who speaks no TLS hears nothing of use
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert two.everywhere(put(two, os.urandom(MB)))
