@@ -245,11 +245,12 @@ class Apart(Remote):
         return known
 
     def server(self, node: int) -> int:
-        inside = psutil.Process(self.pids[node]).children(recursive=True)
+        words = ["-m", SERVER, self.folder]
         return next(
             process.pid
-            for process in inside
-            if process.cmdline()[1:] == ["-m", SERVER, self.folder]
+            for process in psutil.process_iter(["cmdline"])
+            if (process.info["cmdline"] or [])[1:] == words
+            and _namespace(process.pid) == _namespace(self.pids[node])
         )
 
     def close(self) -> None:
@@ -258,6 +259,11 @@ class Apart(Remote):
             connection.close()
         for folder in self.folders:
             remove(folder)
+
+
+def _namespace(pid: int) -> str:
+    """The machine that a process runs on."""
+    return str(Path(f"/proc/{pid}/ns/mnt").readlink())
 
 
 def put(nodes: Nodes, data: bytes, progress: Callable[[int], None] | None = None) -> str:
