@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from skymagic.bootstrap.downloading import LockedWheel
 from skymagic.bootstrap.facts import HostFacts, PlannedWheel
 from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
@@ -68,9 +69,11 @@ def backend_for(requirements: Requirements, facts: HostFacts) -> str:
 
 
 def build_constraints(pins: Iterable[str], facts: HostFacts) -> tuple[str, ...]:
-    """Return constraints that choose PyTorch's build by its version's label, without its index.
+    """Return constraints that choose PyTorch's build by the label of its version.
 
-    Without such a build, a host's indexes may still have one that fits: macOS has no labels.
+    They serve where PyTorch's own index does not answer.
+
+    An index may still have another build that fits: those for macOS have no labels.
 
     Args:
         pins: requirements, of which those that pin PyTorch's packages count.
@@ -110,6 +113,33 @@ def for_gpus(packages: Sequence[str], facts: HostFacts, backend: str) -> tuple[s
     return tuple(
         JAX.sub(f"jax[cuda{major}]", text, count=1) if JAX.match(text) else text
         for text in packages
+    )
+
+
+def needs_cuda(wheels: Iterable[PlannedWheel | LockedWheel]) -> bool:
+    """Return True if PyTorch is among the wheels in a build for CUDA."""
+    names = {wheel.name for wheel in wheels}
+    return "torch" in names and any(name.startswith(("nvidia-", "cuda-")) for name in names)
+
+
+def cuda_question(hosts: Mapping[str, HostFacts]) -> str:
+    """Return what must be confirmed before hosts without GPUs get PyTorch for CUDA, or "".
+
+    Args:
+        hosts: facts with plans, by host name. Equal hosts share one sentence.
+    """
+    hosts_by_build: dict[PlannedWheel, list[str]] = {}
+    for host, facts in hosts.items():
+        wheels = facts.planned or ()
+        if needs_cuda(wheels) and not facts.accelerated:
+            torch = next(wheel for wheel in wheels if wheel.name == "torch")
+            hosts_by_build.setdefault(torch, []).append(host)
+    return "; ".join(
+        f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no GPU, and the package indexes "
+        f"have only a build for CUDA of torch {torch.version} ("
+        f"{size(torch.nbytes) if torch.nbytes else 'of unknown size'}, and the CUDA libraries that "
+        "it needs)"
+        for torch, names in hosts_by_build.items()
     )
 
 
@@ -176,7 +206,9 @@ def _package(
     build = ""
     if wheel.name in requirements.torch:
         label = wheel.version.partition("+")[2] or backend
-        if label == "auto":
+        if needs_cuda(facts.planned or ()) and not facts.accelerated:
+            build = "CUDA build"
+        elif label == "auto":
             build = "the build that fits " + (
                 f"driver {facts.driver}" if facts.driver else "its GPUs"
             )

@@ -167,7 +167,7 @@ def unpack_pieces(pieces: Iterator[bytes], sinks: Sequence[Sink], folder: Path) 
 
 
 class ChainLink:
-    """Link of a host in the replication chain.
+    """Program on one host of the chain.
 
     Args:
         pem: certificate and key shared by all hosts of the chain.

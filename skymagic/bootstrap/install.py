@@ -45,7 +45,6 @@ class InstallPlan:
             come from the host's indexes.
         copied: whether another host's wheels, uv and code are in `incoming` instead.
         keeps: whether the wheels stay on the host, to be passed on to others.
-        any_build: whether a host without GPUs may get PyTorch for CUDA.
         cached: whether uv uses its cache on the host.
     """
 
@@ -433,7 +432,7 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
 def _builds(
     requirements: Requirements, packages: Iterable[str], facts: HostFacts
 ) -> tuple[str, ...]:
-    """Return constraints on PyTorch's builds, except for those that have an index of their own."""
+    """Return constraints on PyTorch's builds, except for packages of scoped indexes."""
     served = {project(text) for _, texts in requirements.scoped for text in texts}
     pins = (text for text in (*packages, *requirements.preferences) if project(text) not in served)
     return build_constraints(pins, facts)

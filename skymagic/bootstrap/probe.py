@@ -75,9 +75,10 @@ print('@sky indexes', len(answered))
 sys.stdout.flush()
 os._exit(0)
 """
-"""Code run by an interpreter of the host (3.6 or newer) to find the package indexes that answer.
+"""Code run by an interpreter of the host (3.6 or newer) to query its package indexes.
 
-An index that refuses, or whose certificate is not trusted, answers: uv then says what is wrong.
+It reports which of them do not answer. An index that refuses, or whose certificate is not trusted,
+does answer, and uv reports the error.
 URLs are passed in an environment variable, because they may hold passwords and all users can see a
 command line.
 """

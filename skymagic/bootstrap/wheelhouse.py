@@ -1,4 +1,4 @@
-"""What the notebook gets for hosts: uv, Python, and wheels for hosts that reach no package index.
+"""Programs and wheels that the notebook fetches for hosts.
 
 With uv, a host needs a package index but no Python. With wheels, it does not need an index either.
 uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), which also
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from skymagic.bootstrap import downloading
-from skymagic.bootstrap.builds import build_constraints, for_gpus, uv_platform
+from skymagic.bootstrap.builds import build_constraints, for_gpus, needs_cuda, uv_platform
 from skymagic.bootstrap.downloading import LockedWheel
 from skymagic.bootstrap.facts import HostFacts, PlannedWheel
 from skymagic.bootstrap.local_wheels import local_uv, user_cache
@@ -50,8 +50,8 @@ class UvUnavailable(SkyError):
 def uv_for(facts: HostFacts) -> bytes:
     """Return uv's program for a host's platform, gzipped. It is cached in the user's cache folder.
 
-    Hosts run this program. Therefore a cached file is used only if the user owns it, nobody else
-    can write to it, and its hash is the one in its name.
+    Hosts run this program. Therefore a cached file is used only if the user owns it, other users
+    cannot write to it, and its hash is the one in its name.
 
     Raises:
         UvUnavailable: no uv exists for this platform, or no package index has it.
@@ -162,6 +162,7 @@ class WheelRequest:
         paths: wheels of this machine that are installed too and need no download.
         minor: the hosts' Python version.
         backend: PyTorch's build for hosts with GPUs; "" for the one that fits their driver.
+        any_build: whether hosts without GPUs may get PyTorch for CUDA.
     """
 
     packages: tuple[str, ...]
@@ -171,6 +172,7 @@ class WheelRequest:
     indexes: tuple[str, ...] = field(default=(), repr=False)
     paths: tuple[str, ...] = ()
     backend: str = ""
+    any_build: bool = False
 
 
 _SETTINGS = r"""
@@ -222,6 +224,7 @@ def request_for(requirements: Requirements, more: tuple[str, ...] = ()) -> Wheel
         indexes=requirements.every_index,
         paths=tuple(path for path in requirements.uploads if path.endswith(".whl")),
         backend=requirements.backend,
+        any_build=requirements.any_build,
     )
 
 
@@ -266,10 +269,9 @@ def resolve(
             error = _compile(Path(folder), request, facts, torch_backend, constraints, seconds)
             if not error:
                 try:
-                    wheels = downloading.read_lock(Path(folder, "pylock.toml").read_text())
+                    return downloading.read_lock(Path(folder, "pylock.toml").read_text())
                 except ValueError as problem:
                     raise NoWheels(str(problem)) from None
-                return _without_cuda(wheels, facts)
     raise NoWheels(error)
 
 
@@ -303,22 +305,6 @@ def _with_settings(command: Sequence[str], folder: Path, backend: str = "") -> l
     names = {"folder": str(user_cache()), "drop": str(folder), "backend": backend}
     lines = [TELL, *assignments({**names, "silent": "", "sent_links": ""})]
     return ["/bin/sh", "-c", "\n".join(lines) + UV_SETTINGS + _SETTINGS, "sh", *command]
-
-
-def _without_cuda(wheels: tuple[LockedWheel, ...], facts: HostFacts) -> tuple[LockedWheel, ...]:
-    """Return the wheels.
-
-    Raises:
-        NoWheels: they have PyTorch for CUDA, and the host has no GPU.
-    """
-    names = {wheel.name for wheel in wheels}
-    for_cuda = any(name.startswith(("nvidia-", "cuda-")) for name in names)
-    if for_cuda and "torch" in names and not facts.accelerated:
-        raise NoWheels(
-            "torch is needed there, the host has no GPU, and the notebook's package indexes "
-            "have only builds for CUDA"
-        )
-    return wheels
 
 
 def program() -> str:
@@ -394,11 +380,15 @@ def fetch(request: WheelRequest, facts: HostFacts, say: Callable[[str], None]) -
 
 
 def _fetch(request: WheelRequest, facts: HostFacts) -> Wheelhouse:
+    locked = resolve(request, facts)
+    if needs_cuda(locked) and not (facts.accelerated or request.any_build):
+        raise NoWheels(
+            "torch is needed there, the host has no GPU, and the notebook's package indexes "
+            "have only builds for CUDA"
+        )
     # Constraints are what the host has already.
     wheels = [
-        wheel
-        for wheel in resolve(request, facts)
-        if f"{wheel.name}=={wheel.version}" not in request.constraints
+        wheel for wheel in locked if f"{wheel.name}=={wheel.version}" not in request.constraints
     ]
     folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
     with contextlib.ExitStack() as undo:

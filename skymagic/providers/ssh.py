@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
-from skymagic.bootstrap.builds import lines
+from skymagic.bootstrap.builds import cuda_question, lines
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
@@ -117,11 +117,13 @@ class SSH:
             if requirements.prepared
             else {machine.name: machine.facts for machine in machines if not machine.facts.ready}
         )
+        confirm = "" if request.yes else cuda_question(fresh)
         plan = replace(
             plan,
             image=image,
             set_up=_set_up_words(machines, requirements),
             installs=lines(requirements, fresh),
+            question="; ".join(filter(None, (plan.question, confirm))),
         )
         return Hosts(plan, machines, requirements)
 
