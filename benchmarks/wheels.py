@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.figures import Figure, say
 from skymagic.bootstrap.provision import Supply, probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
-from skymagic.bootstrap.wheelhouse import Wheelhouse, WheelRequest, fetch, uv_for
+from skymagic.bootstrap.wheelhouse import Wheelhouse, fetch, request_for, uv_for, with_plans
 from skymagic.plan.image import Image
-from skymagic.providers.environment_copy import replicate_environment
+from skymagic.providers.environment_copy import pass_wheels
 from skymagic.providers.ssh import Machine, call_concurrently, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
@@ -43,9 +43,7 @@ def figures() -> Iterator[Figure]:
             folder = Path(text) / str(len(packages))
             folder.mkdir()
             requirements = requirements_of(Image(pip=packages))
-            wanted = WheelRequest(
-                (*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences
-            )
+            wanted = request_for(requirements, ("pip",))
             facts = probe(ShellHost(folder), requirements)
             house, program = fetch(wanted, facts, say), gzip.decompress(uv_for(facts))
             with machines(folder / "apart", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
@@ -95,7 +93,7 @@ def passed(
             run_all([partial(by_hand, each, requirements, source) for each in found[1:]])
         )
         others = time.perf_counter() - begun
-        facts = [probe(each, requirements, True) for each in found]
+        facts = with_plans([probe(each, requirements) for each in found], requirements)
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
         set_up(
             [Machine(*each) for each in zip(endpoints, found, facts, strict=True)],
@@ -143,8 +141,8 @@ def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iter
         facts = [replace(probe(each, requirements), indexes=0) for each in connections]
         known = [Machine(*each) for each in zip(endpoints, connections, facts, strict=True)]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
-        known[0].set_up(requirements, say, Supply(house))
-        with replicate_environment(
+        known[0].set_up(requirements, say, Supply(house, keeps=True))
+        with pass_wheels(
             [each.target(requirements) for each in known], requirements, say
         ) as copies:
             call_concurrently(

@@ -8,23 +8,25 @@ that distribution follows::
     notebook      host
       probe.sh                            →       changes nothing
                                           ←       facts: system, disk, GPUs, what exists already
-      uv.gz, skymagic's wheel, packages   →       into an upload folder
-      install.sh                          →       takes the environment's lock
-                                          ←       steps, installer output, one tick per second;
+      uv.gz, skymagic's wheel, files      →       into an upload folder
+      install.sh                          →       takes the environment's lock; uv installs
+                                          ←       steps, uv's output, one tick per second;
                                                   `done` or `failed`
 
 A host keeps everything in one folder, `HostFacts.folder`:
 
-- ``env/KEY/``: an environment. Its `.ready` file is the commit mark and is written last.
+- ``env/KEY/``: an environment. Its `.ready` file is the commit mark and is written last. Its
+  ``bin/uv`` installs later packages.
 - ``code/DIGEST/``: skymagic as it runs in the notebook, put on PYTHONPATH, so that an edit does not
   reinstall anything.
 - ``incoming/``: uploads.
+- ``wheels/KEY/``: wheels of a new environment, while they are passed on to other hosts.
 - ``python/``: interpreters that uv fetched.
 
-builds        wheels and builds that fit a host; contents of a new environment, for a plan
-copying       copy folders from host to host before any of our code is installed there
+builds        choose PyTorch's build for a host; contents of a new environment, for a plan
+copying       pass folders from host to host before any of our code is installed there
+downloading   download the wheels of a lock file
 facts         the probe's output as a value
-indexes       query a host's package indexes with the host's own Python
 install       install.sh
 messages      reasons why a host cannot be set up, and remedies
 local_wheels  the notebook's own distributions: their origins, and wheels made of them
@@ -34,7 +36,7 @@ provision     run the steps above over a connection; add packages to an environm
 remote        the connection to a host, uploads, and skymagic as installed there
 requirements  what a host must have, in the notebook's versions; its key names the environment
 running       sh that lists and stops a user's pools on a host, and cleans up its disk
-shell         sh shared by the scripts: quoting, pip's settings, installing with uv or pip
+shell         sh shared by the scripts: quoting, and uv's settings from pip's configuration
 wheel         skymagic's running code as a wheel
-wheelhouse    files fetched by the notebook: uv, and wheels for hosts that reach no index
+wheelhouse    what the notebook gets for hosts: uv, plans, and wheels where no index is reached
 """

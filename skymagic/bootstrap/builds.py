@@ -1,8 +1,8 @@
-"""Choose the wheels and builds that fit a host, and predict the contents of its new environment.
+"""Choose the builds that fit a host, and describe what its new environment will hold.
 
-All functions here are pure. `packaging.tags` knows which wheels run on a platform that a host's
-facts describe. uv chooses PyTorch's build, for CPUs or for the host's GPUs, if PyTorch's index
-answers. Otherwise the host's other indexes must provide one.
+All functions here are pure. uv chooses wheels for the host's platform, and PyTorch's build, for
+CPUs or for the host's GPUs, if PyTorch's index answers. Otherwise the host's other indexes must
+provide one.
 """
 
 from __future__ import annotations
@@ -10,46 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from skymagic.bootstrap.facts import BuildOffer, HostFacts
+from skymagic.bootstrap.downloading import LockedWheel
+from skymagic.bootstrap.facts import HostFacts, PlannedWheel
 from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.plan.image import project
 from skymagic.plan.units import count, size
 from skymagic.plugins._torch.plugin import WHEELS
 
-if TYPE_CHECKING:
-    from packaging.tags import Tag
-
-
-# -- wheels that run on a host ---------------------------------------------------------------------
+# -- platforms and builds --------------------------------------------------------------------------
 
 
 _UV_GLIBC = (17, 28, *range(31, 41))
 """Minor versions of glibc 2 that uv accepts as platforms."""
-_MACOS = {"arm64": (15, 0), "x86_64": (13, 0)}
-"""Newest macOS version whose wheels are accepted, by machine."""
-
-
-def platforms(facts: HostFacts) -> tuple[str, ...]:
-    """Return the platform tags of wheels that run on a host, newest first."""
-    from packaging.tags import mac_platforms
-
-    machine = facts.machine
-    if facts.system == "Darwin":
-        return tuple(mac_platforms(_MACOS.get(machine, (13, 0)), machine))
-    if facts.libc == "musl":
-        # No linux_* tag: a wheel with only that tag was built locally, most likely for glibc.
-        return tuple(f"musllinux_1_{minor}_{machine}" for minor in (2, 1))
-    tags = (f"manylinux_2_{minor}_{machine}" for minor in range(_glibc(facts), 4, -1))
-    return (
-        *tags,
-        *(f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")),
-        f"linux_{machine}",
-    )
 
 
 def uv_platform(facts: HostFacts) -> str:
@@ -60,111 +35,57 @@ def uv_platform(facts: HostFacts) -> str:
     """
     if facts.system == "Darwin":
         return "aarch64-apple-darwin" if facts.machine == "arm64" else "x86_64-apple-darwin"
-    if facts.system != "Linux":
+    if facts.system != "Linux" or facts.machine not in ("x86_64", "aarch64", "riscv64"):
         return ""
     if facts.libc == "musl":
         return f"{facts.machine}-unknown-linux-musl"
+    if facts.machine == "riscv64":
+        return "riscv64-unknown-linux-gnu"
+    match = re.search(r"2\.(\d+)", facts.libc)
+    minor = int(match[1]) if match else 17
     return (
         f"{facts.machine}-manylinux_2_"
-        f"{max(minor for minor in _UV_GLIBC if minor <= _glibc(facts) or minor == 17)}"
+        f"{max(known for known in _UV_GLIBC if known <= minor or known == 17)}"
     )
-
-
-def _glibc(facts: HostFacts) -> int:
-    """Return the minor version of the host's glibc 2, or an old one (17) if it is unknown."""
-    match = re.search(r"2\.(\d+)", facts.libc)
-    return int(match[1]) if match else 17
-
-
-def incompatibility(file: str, facts: HostFacts, minor: str) -> str:
-    """Explain why a wheel does not run on a host.
-
-    Args:
-        file: file name of the wheel.
-        facts: the host.
-        minor: the host's Python version, such as ``"3.11"``.
-
-    Returns:
-        A clause for a message, or "" if the wheel runs there.
-    """
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
-    try:
-        tags = parse_wheel_filename(file)[3]
-    except InvalidWheelFilename as problem:
-        return str(problem)
-    if tags & _tags(platforms(facts), minor):
-        return ""
-    names = sorted({tag.platform for tag in tags})
-    if {"any", *platforms(facts)} & set(names):
-        pythons = ".".join(sorted({tag.interpreter for tag in tags}))
-        return f"it is built for {pythons}, and the host's environment has Python {minor}"
-    libc = f" ({facts.libc})" if facts.libc else ""
-    return (
-        f"it is compiled for {'.'.join(names)}, and the host is {facts.system} "
-        f"{facts.machine}{libc}"
-    )
-
-
-@lru_cache(maxsize=16)
-def _tags(names: tuple[str, ...], minor: str) -> frozenset[Tag]:
-    """Return all wheel tags that the host's CPython accepts."""
-    from packaging.tags import compatible_tags, cpython_tags
-
-    version = [int(part) for part in minor.split(".")]
-    own = f"cp{minor.replace('.', '')}"
-    return frozenset([*cpython_tags(version, [own], names), *compatible_tags(version, own, names)])
-
-
-# -- builds ----------------------------------------------------------------------------------------
 
 
 TORCH_INDEX = WHEELS + "cpu"
 """PyTorch's own index of CPU builds, used to test whether PyTorch's indexes can be reached."""
 
 
-@dataclass(frozen=True)
-class Builds:
-    """Builds chosen for a host.
+def backend_for(requirements: Requirements, facts: HostFacts) -> str:
+    """Return PyTorch's build for a host as a value of uv's ``--torch-backend``.
 
-    Attributes:
-        backend: value of uv's ``--torch-backend``: ``"cpu"``, ``"auto"`` or ``"cu124"``. "" if
-            PyTorch's own index does not answer, so that the host's other indexes must provide the
-            build.
-        constraints: pins with local labels, such as ``"torch==2.13.0+cpu"``.
-        only_cuda: packages that a host without GPUs could get only as builds for CUDA.
-    """
-
-    backend: str
-    constraints: tuple[str, ...] = ()
-    only_cuda: tuple[BuildOffer, ...] = ()
-
-
-def choose(requirements: Requirements, facts: HostFacts) -> Builds:
-    """Choose the builds for a host.
-
-    uv makes the choice unless PyTorch's index is out of reach. Then the builds are pinned to what
-    the host's own indexes have.
+    Returns:
+        ``"cpu"``, ``"auto"``, or the build that the image names, such as ``"cu124"``. "" if
+            PyTorch's own index does not answer, or the image names the index of PyTorch's packages,
+            so that these must provide the build.
     """
     if any(project(text) in TORCH for _, served in requirements.scoped for text in served):
-        # A scoped index already holds the intended build.
-        return Builds("")
-    backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
-    reachable = TORCH_INDEX not in dict(facts.silent) and not facts.no_index
-    constraints: list[str] = []
-    only_cuda: list[BuildOffer] = []
-    for name in requirements.torch:
-        offers = _allowed(requirements, name, facts.offers)
-        fitting = [offer for offer in offers if (offer.kind == "cpu") is not facts.accelerated]
-        if reachable and (facts.accelerated or len({offer.public for offer in fitting}) != 1):
-            # uv knows better, and the requirements of other packages may matter.
-            continue
-        if fitting:
-            constraints.append(_pin(fitting[-1], offers))
-        elif offers and not facts.accelerated:
-            only_cuda.append(offers[-1])
-            constraints.append(_pin(offers[-1], offers))
-    return Builds(backend if reachable else "", tuple(constraints), tuple(only_cuda))
+        return ""
+    if TORCH_INDEX in dict(facts.silent) or facts.no_index:
+        return ""
+    return (requirements.backend or "auto") if facts.accelerated else "cpu"
+
+
+def build_constraints(pins: Iterable[str], facts: HostFacts) -> tuple[str, ...]:
+    """Return constraints that choose PyTorch's build by the label of its version.
+
+    They serve where PyTorch's own index does not answer.
+
+    An index may still have another build that fits: those for macOS have no labels.
+
+    Args:
+        pins: requirements, of which those that pin PyTorch's packages count.
+        facts: the host.
+    """
+    constraints = []
+    for text in dict.fromkeys(pins):
+        stated, _, version = text.partition("==")
+        if project(stated) in TORCH and re.fullmatch(r"[\w.]+", version):
+            relation = "!=" if facts.accelerated else "=="
+            constraints.append(f"{project(stated)}{relation}{version}+cpu")
+    return tuple(constraints)
 
 
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
@@ -182,7 +103,7 @@ def for_gpus(packages: Sequence[str], facts: HostFacts, backend: str) -> tuple[s
     Args:
         packages: requirements for the host.
         facts: the host.
-        backend: PyTorch's build, as in `Builds`.
+        backend: PyTorch's build, as of `backend_for`.
     """
     if not (facts.gpus or facts.driver):
         return tuple(JAX.sub("jax", text) if JAX.match(text) else text for text in packages)
@@ -195,89 +116,36 @@ def for_gpus(packages: Sequence[str], facts: HostFacts, backend: str) -> tuple[s
     )
 
 
-def _allowed(
-    requirements: Requirements, name: str, offers: Iterable[BuildOffer]
-) -> list[BuildOffer]:
-    """Return the offers of a project that the requirements allow, newest last.
-
-    If the notebook's version is among them, return only that version.
-    """
-    from packaging.requirements import Requirement
-    from packaging.version import Version
-
-    constraints = [Requirement(text) for text in requirements.packages if project(text) == name]
-    fitting = [
-        offer
-        for offer in offers
-        if offer.name == name
-        and all(
-            requirement.specifier.contains(offer.version, prereleases=False)
-            for requirement in constraints
-        )
-    ]
-    preferred = [
-        offer for offer in fitting if f"{name}=={offer.public}" in requirements.preferences
-    ]
-    return sorted(preferred or fitting, key=lambda build: Version(build.version))
+def needs_cuda(wheels: Iterable[PlannedWheel | LockedWheel]) -> bool:
+    """Return True if PyTorch is among the wheels in a build for CUDA."""
+    names = {wheel.name for wheel in wheels}
+    return "torch" in names and any(name.startswith(("nvidia-", "cuda-")) for name in names)
 
 
-def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:
-    """Return a requirement that only this build satisfies.
-
-    A version without a local label would also be satisfied by versions with one, so those are
-    excluded.
-    """
-    same_public = {
-        candidate.version
-        for candidate in among
-        if offer.version == offer.public and candidate.public == offer.public
-    }
-    excluded = "".join(f",!={version}" for version in sorted(same_public - {offer.version}))
-    return f"{offer.name}=={offer.version}{excluded}"
-
-
-def question(host: str, builds: Builds) -> str:
-    """Return what must be confirmed before a host without GPUs gets builds for CUDA, or ""."""
-    return questions({host: builds})
-
-
-def questions(builds: Mapping[str, Builds]) -> str:
-    """Return what must be confirmed before hosts without GPUs get builds for CUDA, or "".
+def cuda_question(hosts: Mapping[str, HostFacts]) -> str:
+    """Return what must be confirmed before hosts without GPUs get PyTorch for CUDA, or "".
 
     Args:
-        builds: the builds that each host would get, by host name. Equal hosts share one sentence.
+        hosts: facts with plans, by host name. Equal hosts share one sentence.
     """
-    hosts_by_version: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for host, host_builds in builds.items():
-        if host_builds.only_cuda:
-            versions = tuple((offer.name, offer.version) for offer in host_builds.only_cuda)
-            hosts_by_version.setdefault(versions, []).append(host)
-    sentences = []
-    for hosts in hosts_by_version.values():
-        alike = zip(*(builds[host].only_cuda for host in hosts), strict=True)
-        largest = [max(offers, key=lambda offer: offer.nbytes or 0) for offers in alike]
-        what = ", ".join(
-            f"{offer.name} {offer.version} ({describe_size(offer)})" for offer in largest
-        )
-        verb, whose = ("have", "their") if len(hosts) > 1 else ("has", "its")
-        sentences.append(
-            f"{', '.join(hosts)} {verb} no GPU, and {whose} indexes have only a build for CUDA "
-            f"of {what}"
-        )
-    return "; ".join(sentences)
-
-
-def describe_size(offer: BuildOffer) -> str:
-    """Describe the size of a build's file, as far as the index reports it."""
-    more = ", and the CUDA libraries that it needs" if offer.kind == "cuda" else ""
-    return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
+    hosts_by_build: dict[PlannedWheel, list[str]] = {}
+    for host, facts in hosts.items():
+        wheels = facts.planned or ()
+        if needs_cuda(wheels) and not facts.accelerated:
+            torch = next(wheel for wheel in wheels if wheel.name == "torch")
+            hosts_by_build.setdefault(torch, []).append(host)
+    return "; ".join(
+        f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no GPU, and the package indexes "
+        f"have only a build for CUDA of torch {torch.version} ("
+        f"{size(torch.nbytes) if torch.nbytes else 'of unknown size'}, and the CUDA libraries that "
+        "it needs)"
+        for torch, names in hosts_by_build.items()
+    )
 
 
 # -- packages of a plan ----------------------------------------------------------------------------
 
 
-UV_BYTES = 20_000_000
-"""Size of uv's own wheel, which is also downloaded for a host without uv."""
 ASSUMED_BYTES = 2_000_000
 """Assumed size of a wheel if its index does not report one."""
 ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
@@ -306,8 +174,7 @@ class Package:
     def text(self) -> str:
         """A line that describes the package.
 
-        For example: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from
-        https://download.pytorch.org/whl/cpu``
+        For example: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from download.pytorch.org``
         """
         named = f"{self.name} {self.version or '(the newest)'}"
         details = (
@@ -319,47 +186,54 @@ class Package:
 
 
 def packages(requirements: Requirements, facts: HostFacts) -> tuple[Package, ...]:
-    """Return the packages that the host's new environment will hold, requested ones first."""
-    builds = choose(requirements, facts)
-    labelled = {
-        text.partition("==")[0]: text.partition("==")[2].partition(",")[0]
-        for text in builds.constraints
-    }
-    planned = []
-    for name, pin in requirements.pins.items():
-        version = labelled.get(name) or pin.partition("==")[2]
-        offers = [
-            candidate
-            for candidate in facts.offers
-            if candidate.name == name and version in (candidate.version, candidate.public)
-        ]
-        offer = next(
-            (candidate for candidate in offers if candidate.version == version),
-            offers[-1] if offers else BuildOffer(name, version),
-        )
-        package = Package(name, version, "", offer.nbytes, offer.source)
-        if name in requirements.torch:
-            package = _torch(package, offer, builds.backend, facts)
-        planned.append(package)
-    return (*planned, *(_own(own_wheel) for own_wheel in requirements.own))
+    """Return the packages that the host's new environment will hold.
+
+    Without a plan of the notebook's uv, these are the requirements and their preferred versions.
+    """
+    planned = facts.planned or [
+        PlannedWheel(name, pin.partition("==")[2]) for name, pin in requirements.pins.items()
+    ]
+    backend = backend_for(requirements, facts)
+    return (
+        *(_package(wheel, requirements, facts, backend) for wheel in planned),
+        *map(_own, requirements.own),
+    )
+
+
+def _package(
+    wheel: PlannedWheel, requirements: Requirements, facts: HostFacts, backend: str
+) -> Package:
+    build = ""
+    if wheel.name in requirements.torch:
+        label = wheel.version.partition("+")[2] or backend
+        if needs_cuda(facts.planned or ()) and not facts.accelerated:
+            build = "CUDA build"
+        elif label == "auto":
+            build = "the build that fits " + (
+                f"driver {facts.driver}" if facts.driver else "its GPUs"
+            )
+        else:
+            build = f"{'CPU' if label in ('cpu', '') else label} build"
+    return Package(wheel.name, wheel.version, build, wheel.nbytes, wheel.source)
+
+
+def _own(wheel: LocalWheel) -> Package:
+    return Package(
+        wheel.name, wheel.version, "", Path(wheel.path).stat().st_size, f"{wheel.source} here"
+    )
 
 
 def download_bytes(requirements: Requirements, facts: HostFacts) -> int:
     """Estimate how many bytes a new environment downloads from the network.
 
-    Packages from links and indexes on the host's disk do not count.
+    Packages from links and indexes on a disk do not count.
     """
-    remote = [
-        package
-        for package in packages(requirements, facts)
-        if re.match(r"https?://", package.source)
-    ]
     torch = ASSUMED_TORCH_BYTES[facts.accelerated]
-    total = sum(
+    return sum(
         package.nbytes or (torch if package.name in requirements.torch else ASSUMED_BYTES)
-        for package in remote
+        for package in packages(requirements, facts)
+        if not package.source.startswith("/") and not package.source.endswith(" here")
     )
-    return total + (UV_BYTES if remote and not facts.uv else 0)
 
 
 def shortage(requirements: Requirements, facts: HostFacts) -> str:
@@ -379,24 +253,6 @@ def shortage_of(nbytes: int, facts: HostFacts) -> str:
         f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} "
         f"free at {facts.folder}"
     )
-
-
-def _own(wheel: LocalWheel) -> Package:
-    return Package(
-        wheel.name, wheel.version, "", Path(wheel.path).stat().st_size, f"{wheel.source} here"
-    )
-
-
-def _torch(package: Package, offer: BuildOffer, backend: str, facts: HostFacts) -> Package:
-    """Add the build and its source to one of PyTorch's packages."""
-    if backend and backend != "cpu":
-        fitting = "that fits " + (f"driver {facts.driver}" if facts.driver else "its GPUs")
-        source = TORCH_INDEX.replace("cpu", "…" if backend == "auto" else backend)
-        build = f"the build {fitting}" if backend == "auto" else f"{backend} build"
-        return Package(package.name, package.version, build, None, source)
-    kind = "cpu" if backend == "cpu" else offer.kind
-    source = package.source or (TORCH_INDEX if backend else "")
-    return Package(package.name, package.version, f"{kind.upper()} build", package.nbytes, source)
 
 
 NAMED_PACKAGES = 5
@@ -439,7 +295,7 @@ def _equal_hosts(
         versions = tuple(
             (package.name, package.version, package.build) for package in host_packages
         )
-        key = (platforms(facts), facts.accelerated, versions)
+        key = (uv_platform(facts), facts.accelerated, versions)
         groups.setdefault(key, []).append((host, host_packages))
     return [
         (

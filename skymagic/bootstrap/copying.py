@@ -1,4 +1,4 @@
-"""Copy folders from one host to others of the same kind, with any Python that the hosts have.
+"""Pass folders from one host to others of the same kind, with any Python that the hosts have.
 
 This is chain replication: each host unpacks the stream and forwards it at the same time::
 
@@ -20,7 +20,6 @@ broken connection is never mistaken for the end.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import queue
@@ -58,24 +57,18 @@ Sink = Callable[[bytes], object]
 def pack_folders(folder: str, names: Sequence[str]) -> Iterator[bytes]:
     """Yield folders below `folder` as a tar stream, in pieces.
 
-    The environment's lock is held meanwhile, so that no pool installs into the folders.
-
     Raises:
         OSError: tar failed.
     """
-    with open(f"{folder}/{names[0]}.lock", "a") as lock, contextlib.suppress(OSError):
-        # The same lock as in install.sh. Some file systems do not support locks.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = ["tar", "-C", folder, "-cf", "-", *names]
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
-        ) as tar:
-            assert tar.stdout is not None
-            while data := tar.stdout.read(PIECE):
-                yield data
-        if tar.returncode == 0:
-            return
-    raise OSError("tar has failed")
+    command = ["tar", "-C", folder, "-cf", "-", *names]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
+    ) as tar:
+        assert tar.stdout is not None
+        while data := tar.stdout.read(PIECE):
+            yield data
+    if tar.returncode != 0:
+        raise OSError("tar has failed")
 
 
 def receive_pieces(
@@ -173,17 +166,8 @@ def unpack_pieces(pieces: Iterator[bytes], sinks: Sequence[Sink], folder: Path) 
     return is_complete and tar.returncode == 0
 
 
-def fix_shebangs(programs: Path, before: str, now: str) -> None:
-    """Fix the shebang lines of an environment's programs, which contain the interpreter's path."""
-    for path in programs.iterdir() if before != now and programs.is_dir() else ():
-        if path.is_file() and not path.is_symlink():
-            data = path.read_bytes()
-            if data.startswith(b"#!") and before.encode() in data:
-                path.write_bytes(data.replace(before.encode(), now.encode()))
-
-
 class ChainLink:
-    """Link of a host in the replication chain.
+    """Program on one host of the chain.
 
     Args:
         pem: certificate and key shared by all hosts of the chain.
@@ -204,30 +188,22 @@ class ChainLink:
         names: Sequence[str],
         upstream: Sequence[str | int] = (),
         target: str = "",
-        source: str = "",
         last: bool = False,
     ) -> bool:
         """Send or receive folders, and return True if all of them are on this host.
 
         Args:
             folder: skymagic's folder on this host.
-            names: paths below `folder` to copy, the environment first.
+            names: paths below `folder` to copy.
             upstream: address and port of the previous host; () for the first host.
             target: the upload folder, into which the copies are put.
-            source: skymagic's folder on the first host.
             last: whether this is the last host of the chain.
         """
         with contextlib.ExitStack() as stack:
             if not upstream:
                 return copy_pieces(pack_folders(folder, names), self._sinks(stack, last))
             pieces = receive_pieces(self._pem, (str(upstream[0]), int(upstream[1])), stack)
-            copy_folder = Path(target, COPIED)
-            if not unpack_pieces(pieces, self._sinks(stack, last), copy_folder):
-                return False
-            fix_shebangs(
-                copy_folder / names[0] / "bin", f"{source}/{names[0]}", f"{folder}/{names[0]}"
-            )
-            return True
+            return unpack_pieces(pieces, self._sinks(stack, last), Path(target, COPIED))
 
     def _sinks(self, stack: contextlib.ExitStack, last: bool) -> list[Sink]:
         """Return the sink for the next host, or no sink if this is the last host.

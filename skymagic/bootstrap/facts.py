@@ -22,38 +22,27 @@ class Python:
     Attributes:
         version: major and minor version, such as ``"3.11"``.
         path: absolute path.
-        venv: whether it can create environments.
-        pip: whether it can install pip into them.
     """
 
     version: str
     path: str
-    venv: bool = True
-    pip: bool = True
 
 
 @dataclass(frozen=True)
-class BuildOffer:
-    """A file of a host's package index that runs on the host.
+class PlannedWheel:
+    """A wheel that uv has chosen for a host.
 
     Attributes:
         name: canonical project name.
         version: version with its local label, such as ``"2.13.0+cpu"``.
-        kind: target of the build: ``"cpu"``, ``"cuda"``, ``"rocm"``, …
         nbytes: size of the file; None if the index does not report it.
-        source: the index's URL without passwords, or a folder on the host.
+        source: the server that has it, or a folder.
     """
 
     name: str
     version: str
-    kind: str = "cpu"
     nbytes: int | None = None
     source: str = ""
-
-    @property
-    def public(self) -> str:
-        """The version without its local label."""
-        return self.version.partition("+")[0]
 
 
 @dataclass(frozen=True)
@@ -87,12 +76,13 @@ class HostFacts:
         pythons: interpreters; not searched for if the environment is ready.
         unreached: sources of Python that uv would fetch from, if no interpreter has the requested
             version and none of the sources can be reached; else "".
-        uv: path of a uv on the host that can choose PyTorch's builds.
+        uv: path of a uv on the host, if it is new enough.
         no_index: whether its pip may use only links and no index.
         indexes: number of its package indexes that answer; None if they were not queried.
         links: whether it has links besides its indexes.
         silent: (URL, reason) of package indexes that do not answer.
-        offers: builds of the requested packages that the other indexes have.
+        planned: wheels that the notebook's uv has chosen for a new environment, () if it could not;
+            None if it was not asked. The host's own indexes may have others.
         env: name of the environment for the requirements.
         ready: whether the environment exists and its interpreter starts.
         own: digest by name of the notebook's own distributions installed in it.
@@ -134,7 +124,7 @@ class HostFacts:
     indexes: int | None = None
     links: bool = False
     silent: tuple[tuple[str, str], ...] = ()
-    offers: tuple[BuildOffer, ...] = field(default=(), repr=False)
+    planned: tuple[PlannedWheel, ...] | None = field(default=None, repr=False)
     env: str = ""
     ready: bool = False
     own: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -156,11 +146,8 @@ class HostFacts:
         return self.sent or (self.indexes == 0 and not self.links)
 
     def interpreters(self, minor: str) -> list[Python]:
-        """Return the interpreters of this version, those that can create environments first."""
-        fitting = [python for python in self.pythons if python.version == minor]
-        return sorted(
-            fitting, key=lambda python: (not (python.venv and python.pip), not python.venv)
-        )
+        """Return the interpreters of this version."""
+        return [python for python in self.pythons if python.version == minor]
 
     def inventory(self, python: str = "") -> Inventory:
         """Return the host's resources as planning needs them."""
@@ -246,7 +233,6 @@ def parse(out: str) -> HostFacts:
         indexes=number("indexes"),
         links="links" in values,
         silent=tuple(_pair(value) for value in values.get("silent", ())),
-        offers=tuple(_offer(value, text("system")) for value in values.get("offer", ())),
         env=text("env"),
         ready="ready" in values,
         own=dict(_pair(value) for value in values.get("own", ())),
@@ -261,17 +247,6 @@ def _pair(value: str) -> tuple[str, str]:
     return first, second
 
 
-def _offer(value: str, system: str) -> BuildOffer:
-    name, version, nbytes, kind, source = (value.split(" ", 4) + [""] * 5)[:5]
-    label = version.partition("+")[2]
-    if label:
-        kind = "cuda" if label.startswith("cu") else label.rstrip("0123456789.")
-    # PyPI's wheels of torch are built for CUDA on Linux.
-    elif kind == "-":
-        kind = "cuda" if system == "Linux" and name.startswith("torch") else "cpu"
-    return BuildOffer(name, version, kind, int(nbytes) if nbytes.isdigit() else None, source)
-
-
 def _python(value: str) -> Python:
-    version, venv, pip, path = (value.split(" ", 3) + [""] * 4)[:4]
-    return Python(version, path, venv == "venv", pip == "pip")
+    version, _, path = value.partition(" ")
+    return Python(version, path)

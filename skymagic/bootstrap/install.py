@@ -1,24 +1,30 @@
-"""install.sh, the script that changes a host.
+"""install.sh, the script that changes a host: it creates environments and adds packages to them.
 
-It creates an environment and installs skymagic's code, under a lock.
+uv does both, under the environment's lock. The script also places skymagic's code.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from shlex import quote
 from urllib.parse import quote as escaped
 
-from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
+from skymagic.bootstrap import downloading
+from skymagic.bootstrap.builds import backend_for, build_constraints, for_gpus
 from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
+from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
+from skymagic.plan.image import project
 
 UPLOADED = "uploaded"
+"""Value of `InstallPlan.uv` for the program that the notebook uploads."""
+WHEELS = "wheels"
+"""Folder with wheels in an upload folder, and below skymagic's folder for other hosts."""
+FILES = "files"
+"""Folder with requested files and the notebook's own distributions in an upload folder."""
 
 
 @dataclass(frozen=True)
@@ -28,37 +34,62 @@ class InstallPlan:
     Attributes:
         requirements: requirements that the host must satisfy.
         env: name of the environment; "" if none is created.
-        python: interpreter that creates the environment, or that is used unchanged; "" to let uv
-            find or fetch one.
+        python: interpreter of the environment, or one that is used unchanged; "" to let uv find or
+            fetch one.
         incoming: name of the upload folder, which is removed at the end; never "".
-        pip: whether `python` can create an environment with pip.
-        uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None.
+        uv: path of a uv on the host, or `UPLOADED` for the one in `incoming`; "" if the host needs
+            none, or has received one with `copied`.
         wheel: file name of skymagic's wheel in `incoming`; "" if the code is already installed.
-        files: names of uploaded packages in `incoming`.
-        builds: which builds of PyTorch's packages fit.
-        silent: URLs of indexes that do not answer.
+        files: names of uploaded packages in `FILES`.
         sent: pins of the wheels in `incoming`, the only source of packages then; () if packages
             come from the host's indexes.
-        copied: whether another host's environment and code are in `incoming` instead.
-        cached: whether uv and pip use their caches on the host.
+        copied: whether another host's wheels, uv and code are in `incoming` instead.
+        keeps: whether the wheels stay on the host, to be passed on to others.
+        cached: whether uv uses its cache on the host.
     """
 
     requirements: Requirements
     env: str
     python: str
     incoming: str
-    pip: bool = False
-    uv: str | None = None
+    uv: str = ""
     wheel: str = ""
     files: tuple[str, ...] = ()
-    builds: Builds = field(default_factory=lambda: Builds("auto"))
-    silent: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
     copied: bool = False
+    keeps: bool = False
     cached: bool = True
 
 
-COMMON = r"""
+_MAIN = r"""
+main() {
+    umask 077
+    cd /  # a home may hold a random.py
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV UV_SYSTEM_PYTHON
+    half= ticker= beside= drop=$folder/incoming/$incoming made=$folder/env/$env
+    received=$drop/$copied/wheels/$env
+    trap 'leave 1' HUP INT TERM PIPE
+    watch &
+    ticker=$!
+    status=1 command="mkdir -p $drop"
+    folders || fail
+    if [ -n "$env" ]; then
+        lock
+        if [ -n "$adding" ]; then add; else environment; fi
+    fi
+    if [ -n "$wheel" ]; then code; fi
+    tell done
+    leave 0
+}
+
+folders() {
+    mkdir -p "$folder/env" "$folder/code" "$drop" && chmod 700 "$folder" || return
+    # uploads of those who never came back
+    find "$folder/incoming" "$folder/wheels" -mindepth 1 -maxdepth 1 -mmin +1440 \
+        -exec rm -rf {} + 2>/dev/null
+    return 0
+}
+
 # A step is a command; when it fails, nothing half-made stays.
 step() { attempt "$@" || fail; }
 
@@ -79,55 +110,8 @@ fail() {
     leave 1
 }
 
-folders() {
-    mkdir -p "$folder/env" "$folder/code" "$drop" && chmod 700 "$folder" || return
-    # uploads of those who never came back
-    find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
-    return 0
-}
-"""
-
-OWN = r"""
-# What an environment has of the notebook's own distributions: a file of each, with its digest.
-own() {
-    mkdir -p "$made/.own"
-    while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
-}
-"""
-
-BEGIN = r"""
-main() {
-    umask 077
-    cd /  # a home may hold a random.py
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
-    unset PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
-    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
-    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= beside= bundled= drop=$folder/incoming/$incoming
-    trap 'leave 1' HUP INT TERM PIPE
-    watch &
-    ticker=$!
-    status=1 command="mkdir -p $drop"
-    folders || fail
-"""
-"""Common start of the scripts that create or change environments.
-
-It hides the user's own settings of Python and pip, and starts the watchdog.
-"""
-
-_MAIN = r"""    if [ -n "$env" ]; then
-        lock
-        environment
-    fi
-    if [ -n "$wheel" ]; then code; fi
-    tell done
-    leave 0
-}
-"""
-
-WATCHED = r"""
 # When the connection is gone, nobody reads the ticks any more. Then end this process group, with
-# pip and everything else in it.
+# uv and everything else in it.
 watch() {
     trap '' PIPE
     while sleep 1 </dev/null >/dev/null 2>&1; do
@@ -161,24 +145,23 @@ lock() {
 try_lock() { problem=$(flock -n 9 2>&1) || [ -n "$problem" ]; }
 """
 
-_INSTALL = r"""
+_ENVIRONMENT = r"""
 environment() {
-    made=$folder/env/$env
     if [ -f "$made/.ready" ] && "$made/bin/python" -c '' 2>/dev/null; then
         python=$made/bin/python
         return
     fi
     half=$made
     rm -rf "$made"
-    if [ ! -w "$HOME" ]; then
-        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
-        export UV_CACHE_DIR PIP_CACHE_DIR
-    fi
-    step "writing the list of packages" requirements
-    answering
-    if [ -n "$sent_links" ]; then sent_alone; fi
-    if [ -n "$copied" ]; then by_copy || fail; else with_uv || with_pip || fail; fi
+    prepare
+    step "making an environment with Python ${python:-$want}" \
+        "$uv" venv --no-project --python "${python:-$want}" "$made"
+    begun
+    step "placing uv" place_uv
+    packages
     wait "$beside"
+    # for cells that call it, or people; nothing depends on it
+    "$uv" pip install --quiet $only --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
     export PATH VIRTUAL_ENV
@@ -189,10 +172,51 @@ environment() {
     half=
 }
 
+add() {
+    step "looking for uv" find_uv
+    prepare
+    packages
+    own
+}
+
+# The environment's own uv may be a link to one that is gone.
+find_uv() {
+    for uv in "$made/bin/uv" "$folder"/env/*/bin/uv uv "$HOME/.local/bin/uv"; do
+        uv=$(command -v "$uv" 2>/dev/null) && return
+    done
+    echo "uv is gone: remove $made, and create the pool again"
+    return 1
+}
+
+# Later packages are installed with the same uv.
+place_uv() {
+    case $uv in
+        "$folder"/incoming/*) mv "$uv" "$made/bin/uv" && uv=$made/bin/uv ;;
+        *) ln -s "$uv" "$made/bin/uv" ;;
+    esac
+}
+
+prepare() {
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv
+        export UV_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    if [ -n "$copied" ]; then
+        cp "$received/pins.txt" "$drop/builds.txt"
+        uv=$received/uv
+    elif [ "$uv" = uploaded ]; then
+        step "unpacking uv" unpack_uv
+        uv=$drop/uv
+    fi
+    uv_settings
+}
+
+unpack_uv() { gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"; }
+
 # Place skymagic's code while the packages are downloaded: whatever needs no packages can run from
 # here on. If that fails, it is tried again afterwards, and then reported.
 begun() {
-    if [ -n "$beside" ]; then wait "$beside"; fi
     early &
     beside=$!
 }
@@ -208,6 +232,12 @@ early() {
 }
 
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
+
+# What an environment has of the notebook's own distributions: a file of each, with its digest.
+own() {
+    mkdir -p "$made/.own"
+    while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
+}
 
 code() {
     if [ -d "$folder/code/$code" ]; then return; fi
@@ -231,11 +261,106 @@ unpack() {
 }
 """
 
+_PACKAGES = r"""
+# Packages with an index of their own come first, without their dependencies: nothing else is to
+# come from there, and they do not come from elsewhere.
+packages() {
+    for list in "$drop"/scoped-*.txt; do
+        if [ -f "$list" ]; then
+            step "installing packages from their own index" \
+                env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_TORCH_BACKEND \
+                "$uv" pip install --python "$made/bin/python" --no-deps -r "$list"
+        fi
+    done
+    set -- -c "$drop/kept.txt"
+    if [ -n "$backend" ]; then
+        if installed "$@"; then return; fi
+        if [ ! -s "$drop/builds.txt" ]; then fail; fi
+        tell instead  # PyTorch's index may not answer
+        unset UV_TORCH_BACKEND
+        backend=
+    fi
+    if [ -s "$drop/builds.txt" ]; then
+        if installed "$@" -c "$drop/builds.txt"; then return; fi
+        if [ -n "$sent_links" ]; then fail; fi
+        tell instead
+    fi
+    installed "$@" || fail
+}
+
+# CONSTRAINTS: install with the notebook's versions if they fit. An environment in use decides by
+# itself what it needs; for a new one, uv replaces only those versions that do not fit.
+installed() {
+    if [ -n "$adding" ] || [ -f "$drop/scoped-0.txt" ]; then
+        for versions in versions.txt none.txt; do
+            if takes_cuda "$uv" pip install --dry-run $only --python "$made/bin/python" \
+                -r "$drop/requirements.txt" "$@" -c "$drop/$versions"; then refuse_cuda; fi
+            attempt "installing packages with uv" \
+                "$uv" pip install $only --python "$made/bin/python" \
+                -r "$drop/requirements.txt" "$@" -c "$drop/$versions" && return
+            if [ $versions = versions.txt ] && [ -s "$drop/versions.txt" ]; then tell instead; fi
+        done
+        return 1
+    fi
+    attempt "choosing versions with uv" \
+        "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" $only \
+        "$drop/requirements.txt" "$@" -o "$drop/versions.txt" || return 1
+    if takes_cuda cat "$drop/versions.txt"; then refuse_cuda; fi
+    set -- "$@" -c "$drop/versions.txt"
+    if [ -n "$keeps" ]; then keep "$@"; fi
+    step "installing packages with uv" "$uv" pip install $only --python "$made/bin/python" \
+        -r "$drop/requirements.txt" "$@"
+}
+
+# Whether a host without GPUs would get PyTorch for CUDA, which nobody has agreed to.
+takes_cuda() {
+    [ -n "$no_cuda" ] && [ -z "$backend" ] || return 1
+    "$@" >"$drop/would.txt" 2>&1 </dev/null
+    grep -q '^\( + \)*torch==' "$drop/would.txt" &&
+        grep -q -e '^\( + \)*nvidia-' -e '^\( + \)*cuda-' "$drop/would.txt"
+}
+
+refuse_cuda() {
+    tell step "looking for a build of torch without CUDA"
+    echo "torch is needed there, the host has no GPU," \
+        "and its package indexes have only builds for CUDA"
+    command= status=1
+    fail
+}
+
+# CONSTRAINTS: put the wheels into a folder, from where other hosts get them. If that fails, for
+# one without a wheel, every host gets its own.
+keep() {
+    wheels=$folder/wheels/$env
+    rm -rf "$wheels"
+    mkdir -p "$wheels" || return 0
+    if [ -n "$sent_links" ]; then
+        mv "$drop/wheels"/* "$wheels"
+        rmdir "$drop/wheels" && ln -s "$wheels" "$drop/wheels"
+    elif attempt "choosing wheels with uv" \
+        "$uv" pip compile $only --quiet --no-header --format pylock.toml --only-binary :all: \
+        --python "$made/bin/python" "$drop/requirements.txt" "$drop/pip.txt" "$@" \
+        -o "$drop/pylock.toml" &&
+        attempt "downloading wheels" \
+            "$made/bin/python" -I -c "$downloading" "$drop/pylock.toml" "$wheels"; then
+        UV_FIND_LINKS=$wheels_url UV_OFFLINE=1 UV_NO_CONFIG=1 only=--no-index
+        export UV_FIND_LINKS UV_OFFLINE UV_NO_CONFIG
+        unset UV_TORCH_BACKEND UV_DEFAULT_INDEX UV_INDEX
+    else
+        rm -rf "$wheels"
+        return 0
+    fi
+    if [ -d "$drop/files" ]; then cp -r "$drop/files" "$wheels"; fi
+    grep -v :// "$drop/versions.txt" >"$wheels/pins.txt"
+    cp -L "$made/bin/uv" "$wheels/uv"
+}
+"""
+
 
 def plan_install(
     requirements: Requirements, facts: HostFacts, incoming: str, wheel: str
 ) -> InstallPlan:
-    """Choose how to create an environment: with the host's Python, its uv, or else an uploaded uv.
+    """Choose how to create an environment: with the host's uv, or else an uploaded one.
 
     Args:
         requirements: requirements of the environment.
@@ -249,13 +374,15 @@ def plan_install(
     if facts.ready:
         return InstallPlan(requirements, facts.env, "", incoming, wheel=wheel)
     fitting = facts.interpreters(requirements.minor)
-    pip = bool(fitting) and fitting[0].venv and fitting[0].pip
-    uv = facts.uv or (None if pip else UPLOADED)
     files = tuple(PurePath(path).name for path in requirements.uploads)
-    python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
-    builds = choose(requirements, facts)
     return InstallPlan(
-        requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent
+        requirements,
+        facts.env,
+        fitting[0].path if fitting else "",
+        incoming,
+        facts.uv or UPLOADED,
+        wheel,
+        files,
     )
 
 
@@ -264,76 +391,90 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
 
     It reuses an environment that another pool has created meanwhile.
     """
-    names = {
-        "folder": facts.folder,
-        "want": plan.requirements.python,
-        "env": plan.env,
-        "python": plan.python,
-        "pip": "yes" if plan.pip else "",
-        "uv": plan.uv or "",
-        "incoming": plan.incoming,
-        "wheel": plan.wheel,
-        "code": plan.requirements.code,
-        "backend": plan.builds.backend,
-        "torch_index": TORCH_INDEX,
-        "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
-        "silent": " ".join(plan.silent),
-        "sent_links": links(facts, plan.incoming) if plan.sent else "",
-        "sent_mark": "yes" if (plan.sent or plan.copied) and facts.without_index else "",
-        "copied": COPIED if plan.copied else "",
-    }
-    functions = [
-        COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
-        requirements_function(plan, facts),
-        _commands(plan),
-    ]
-    uncached = [] if plan.cached else ["export UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1"]
-    return "\n".join([TELL, *assignments(names), *uncached, *functions, "main </dev/null 2>&1\n"])
-
-
-def requirements_function(plan: InstallPlan, facts: HostFacts) -> str:
-    """Return a shell function that writes the package lists.
-
-    Passwords in URLs therefore never appear on a command line.
-    """
     requirements = plan.requirements
-    # pip and uv split a path at spaces, but not a URL
-    uploaded = [
-        f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}"
-        for name in plan.files
-    ]
-    # a probe names an index without what stands before its @
-    bare = {url: re.sub(r"(?<=://)[^/]*@", "", url).rstrip("/") for url in requirements.indexes}
-    indexes = [
-        f"--extra-index-url {url}" for url in requirements.indexes if bare[url] not in plan.silent
-    ]
-    indexes, scoped = ([], ()) if plan.sent else (indexes, requirements.scoped)
-    files = {
-        "requirements.txt": [
-            *indexes,
-            *for_gpus(requirements.packages, facts, plan.builds.backend),
-            *uploaded,
-        ],
-        "builds.txt": plan.sent or plan.builds.constraints,
-        "versions.txt": () if plan.sent else requirements.preferences,
+    sent = plan.sent or plan.copied
+    drop = f"{facts.folder}/incoming/{plan.incoming}"
+    links = f"{drop}/{COPIED}/{WHEELS}/{plan.env}" if plan.copied else f"{drop}/{WHEELS}"
+    files = f"{links if plan.copied else drop}/{FILES}"
+    names = {
+        "want": requirements.python,
+        "python": plan.python,
+        "uv": plan.uv,
+        "wheel": plan.wheel,
+        "code": requirements.code,
+        "backend": "" if sent else backend_for(requirements, facts),
+        "no_cuda": "" if facts.accelerated or requirements.any_build else "yes",
+        "sent_links": url_of(links) if sent else "",
+        "sent_mark": "yes" if sent and facts.without_index else "",
+        "copied": COPIED if plan.copied else "",
+        "keeps": "yes" if plan.keeps else "",
+        "downloading": downloading.program() if plan.keeps else "",
+        "wheels_url": url_of(f"{facts.folder}/{WHEELS}/{plan.env}"),
+        "adding": "",
+    }
+    packages = for_gpus(requirements.packages, facts, requirements.backend)
+    lists = {
+        "requirements.txt": [*packages, *(url_of(f"{files}/{name}") for name in plan.files)],
+        "pip.txt": ["pip"],
+        "indexes.txt": () if sent else requirements.indexes,
+        "builds.txt": plan.sent or _builds(requirements, packages, facts),
+        "versions.txt": () if sent else requirements.preferences,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in requirements.own],
         **{
             f"scoped-{n}.txt": [f"--index-url {url}", *served]
-            for n, (url, served) in enumerate(scoped)
+            for n, (url, served) in enumerate(() if sent else requirements.scoped)
         },
     }
-    return writing(files)
+    uncached = [] if plan.cached else ["export UV_NO_CACHE=1"]
+    return script(facts, plan.env, plan.incoming, names, lists, [*uncached, _commands(plan)])
 
 
-def links(facts: HostFacts, incoming: str) -> str:
-    """Return the URL of the folder that holds the wheels sent by the notebook."""
-    return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
+def _builds(
+    requirements: Requirements, packages: Iterable[str], facts: HostFacts
+) -> tuple[str, ...]:
+    """Return constraints on PyTorch's builds, except for packages of scoped indexes."""
+    served = {project(text) for _, texts in requirements.scoped for text in texts}
+    pins = (text for text in (*packages, *requirements.preferences) if project(text) not in served)
+    return build_constraints(pins, facts)
 
 
-def writing(files: Mapping[str, Iterable[str]]) -> str:
+def script(
+    facts: HostFacts,
+    env: str,
+    incoming: str,
+    names: Mapping[str, str],
+    lists: Mapping[str, Iterable[str]],
+    more: Iterable[str] = (),
+) -> str:
+    """Return sh that creates an environment or adds packages to one.
+
+    Args:
+        facts: the host.
+        env: name of the environment.
+        incoming: name of the upload folder, which is removed at the end.
+        names: values of the script's variables.
+        lists: files that the script writes into the upload folder.
+        more: further lines and functions.
+    """
+    common = {"folder": facts.folder, "env": env, "incoming": incoming}
+    common["silent"] = " ".join(url for url, _ in facts.silent)
+    files = {"kept.txt": (), "none.txt": (), **lists}
+    functions = [_MAIN + _ENVIRONMENT + _PACKAGES + UV_SETTINGS, _writing(files), *more]
+    return "\n".join(
+        [TELL, *assignments({**common, **names}), *functions, "main </dev/null 2>&1\n"]
+    )
+
+
+def url_of(path: str) -> str:
+    """Return the URL of a path on a host: uv splits a path at spaces, but not a URL."""
+    return f"file://{escaped(path)}"
+
+
+def _writing(files: Mapping[str, Iterable[str]]) -> str:
     """Return a shell function that writes files line by line.
 
-    It uses a shell builtin, because other users can see the arguments of a program.
+    It uses a shell builtin, because other users can see the arguments of a program, and URLs may
+    contain passwords.
     """
     text = ["requirements() {"]
     for name, lines in files.items():

@@ -3,7 +3,7 @@
 They were installed from a folder, a repository or a file, as ``direct_url.json`` records (PEP 610).
 A package index may not have them, or may have another project under the same name.
 
-The wheel of an editable distribution is built by uv or pip from a copy of its current source. Any
+The wheel of an editable distribution is built by uv from a copy of its current source. Any
 other distribution is packed from its installed files, even if its source has changed since. Wheels
 are cached by a digest of these files.
 """
@@ -411,39 +411,26 @@ def _build(distribution: metadata.Distribution, folder: Path, out: Path) -> None
     )
 
 
+def local_uv() -> str:
+    """Return the path of uv in the notebook's environment, or elsewhere on this machine, or ""."""
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv") or ""
+
+
 def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     """Yield commands that build a wheel, best first.
 
     The last one builds without isolation: it downloads nothing, and needs build tools that are
     installed here.
     """
-    uv = shutil.which("uv")
-    by_uv = [
-        uv or "uv",
-        "build",
-        "--quiet",
-        "--wheel",
-        "--python",
-        sys.executable,
-        "--out-dir",
-        str(out),
-        str(source),
-    ]
-    by_pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(out),
-        str(source),
-    ]
-    if uv is not None:
-        yield by_uv
-    yield by_pip
-    yield [*(by_uv if uv is not None else by_pip), "--no-build-isolation"]
+    command = [local_uv() or "uv", "build", "--wheel", "--python", sys.executable]
+    command += ["--out-dir", str(out), str(source)]
+    yield command
+    yield [*command, "--no-build-isolation"]
 
 
 def _command_line(command: Iterable[str], copy: Path, folder: Path) -> str:
@@ -462,8 +449,6 @@ def _run(command: list[str], version: str) -> str:
         "SOURCE_DATE_EPOCH": "315532800",
         # The copy has no repository to take the version from.
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
-        "PIP_NO_INPUT": "1",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     with subprocess.Popen(
         command,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from skymagic.bootstrap.builds import incompatibility, shortage
+from skymagic.bootstrap.builds import shortage
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import unsatisfied_requirements
@@ -59,8 +58,7 @@ class InstallFailure:
         return (advice(self, facts) or general_advice) + silent
 
 
-_UV_CACHE = r"cache entry|cache is corrupt"
-_PIP_CACHE = r"do not match the hashes|bad crc-32|error -3 while decompressing"
+_UV_CACHE = r"cache entry|cache is corrupt|hash mismatch|failed to extract archive"
 _CONTRADICTION = (
     "The packages contradict each other: the lines above say which. Change --pip or the plugins' "
     "versions."
@@ -84,9 +82,9 @@ ADVICE = (
         "its contents are downloaded again.",
     ),
     (
-        _PIP_CACHE,
-        "pip's cache on {host} is damaged, or its index serves a different file than it "
-        "announces. Run `rm -r ~/.cache/pip` there (or `pip cache purge`), and try again.",
+        r"incompatible with the current platform",
+        "A wheel is compiled for another kind of machine, or for another Python than {minor}: "
+        "build one on {host}, and name that with --pip.",
     ),
     (
         r"no interpreter found|failed to download.*cpython|python-build-standalone",
@@ -97,8 +95,8 @@ ADVICE = (
     (
         r"certificate.?verify.?failed|invalid peer certificate|unknownissuer",
         "{host} does not trust the certificate that its package index shows; a proxy that reads "
-        "TLS may be between. Give pip there the certificate of that proxy (`pip config set "
-        "global.cert FILE`, for uv too), or have it in the image or the system's certificates.",
+        "TLS may be between. Name the certificate of that proxy there in SSL_CERT_FILE or in pip's "
+        "configuration (`global.cert`), or have it in the system's certificates.",
     ),
     (
         r"no matching distribution|could not find a version|not found in the package "
@@ -111,17 +109,17 @@ ADVICE = (
         r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
         r"temporary failure in name resolution|network is unreachable|error sending "
         r"request|failed to fetch|certificate",
-        "{host} does not reach its package index. Check pip's configuration there (`pip config "
-        "list`), name an index that it reaches with sky.Image(pip_indexes=[…]), or use an "
-        "existing environment with sky.Image(python='/path/to/bin/python').",
+        "{host} does not reach its package index. Check the configuration of uv and pip there, "
+        "an index that it reaches with sky.Image(pip_indexes=[…]), or use an existing environment "
+        "with sky.Image(python='/path/to/bin/python').",
     ),
     (r"unsatisfiable|no solution found", _CONTRADICTION),
 )
 
 
 def blames_cache(failure: InstallFailure) -> bool:
-    """Return True if the last lines are what uv or pip prints when its cache is damaged."""
-    return bool(re.search(f"{_UV_CACHE}|{_PIP_CACHE}", "\n".join(failure.last).lower()))
+    """Return True if the last lines are what uv prints when its cache is damaged."""
+    return bool(re.search(_UV_CACHE, "\n".join(failure.last).lower()))
 
 
 def advice(failure: InstallFailure, facts: HostFacts) -> str:
@@ -159,7 +157,6 @@ def explain_unusable(facts: HostFacts, requirements: Requirements) -> list[str]:
         *problems,
         *(_folder_problems(facts, requirements) or short),
         *_python(facts, requirements),
-        *_wheels(facts, requirements),
     ]
 
 
@@ -173,21 +170,6 @@ def _safety(facts: HostFacts) -> list[str]:
             f"is yours, and run `chmod 700 {facts.folder}` there, or {OTHER_FOLDER}"
         ]
     return []
-
-
-def _wheels(facts: HostFacts, requirements: Requirements) -> list[str]:
-    """Explain which wheels that would be uploaded do not run on the host."""
-    wheels = {PurePath(path).name: "" for path, _ in requirements.files if path.endswith(".whl")}
-    wheels |= {
-        own_wheel.file: f"{own_wheel.name} {own_wheel.version} (from {own_wheel.source})"
-        for own_wheel in requirements.own
-    }
-    return [
-        f"{description or file} cannot be installed: {why}; build a wheel of it there, and name "
-        "that with --pip"
-        for file, description in wheels.items()
-        if (why := incompatibility(file, facts, requirements.minor))
-    ]
 
 
 def _folder_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
@@ -272,15 +254,14 @@ def _interpreter_problems(facts: HostFacts, requirements: Requirements) -> list[
     return problems
 
 
-def lacks_python(requirements: Requirements, facts: HostFacts, problem: str) -> tuple[str, str]:
-    """Return the reason and the remedy if neither Python nor uv can create an environment."""
+def lacks_uv(requirements: Requirements, facts: HostFacts, problem: str) -> tuple[str, str]:
+    """Return the reason and the remedy if no uv can be got for a host's platform."""
     reason = (
-        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, "
-        f"and no uv (Python there: {_pythons(facts)});\n"
-        f"  uv could not be got for it ({facts.system} {facts.machine}) either: {masked(problem)}"
+        f"it cannot be set up: it has no uv, and none could be got for it here ({facts.system} "
+        f"{facts.machine}): {masked(problem)}"
     )
     remedy = (
-        f"Install Python {requirements.minor} (with its venv package) or uv there, or name an "
-        "interpreter that has all packages with sky.Image(python='/path/to/bin/python')."
+        "Install uv there, or name an interpreter that has all packages with "
+        "sky.Image(python='/path/to/bin/python')."
     )
     return reason, remedy

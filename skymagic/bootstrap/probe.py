@@ -5,19 +5,13 @@ from __future__ import annotations
 from shlex import quote
 
 from skymagic.bootstrap.builds import TORCH_INDEX
-from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.shell import PIP_SETTINGS, TELL, assignments
+from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
 from skymagic.plan import gpus
 from skymagic.plan.image import project
 
-PYTHON_PROBE = (
-    "import sys; m = __import__('importlib.util').util.find_spec; print('%d.%d %s %s %s' % "
-    "(sys.version_info[0], sys.version_info[1], 'venv' if m('venv') else '-', 'pip' if "
-    "m('ensurepip') else '-', sys.executable))"
-)
-"""Code run by each interpreter: print its version, whether it has venv and ensurepip, and its path.
-"""
+PYTHON_PROBE = "import sys; print('%d.%d %s' % (*sys.version_info[:2], sys.executable))"
+"""Code run by each interpreter: print its version and its path."""
 
 PACKAGES_PROBE = """
 import os, re
@@ -40,6 +34,53 @@ for name in left.values():
 
 Folder names answer this immediately. Importing the module that reads the metadata takes longer than
 the whole rest of the probe.
+"""
+
+ANSWER_SECONDS = 8
+"""Seconds that all indexes of a host together have to answer. Indexes that do not are left out."""
+
+INDEXES_PROBE = """
+import os, ssl, sys, threading, time
+from urllib import error, parse, request
+seconds, begun = float(sys.argv[1]), time.monotonic()
+answered, silent = set(), {}
+
+def bare(url):
+    parts = parse.urlsplit(url)
+    return parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2])).rstrip('/')
+
+def ask(url):
+    try:
+        if not url.startswith('file:'):
+            page = request.Request(bare(url) + '/packaging/', headers={'User-Agent': 'skymagic'})
+            request.urlopen(page, timeout=seconds).close()
+    except Exception as problem:
+        reason = getattr(problem, 'reason', problem)
+        if not isinstance(problem, error.HTTPError) and not isinstance(reason, ssl.SSLError):
+            if 'timed out' not in str(reason):
+                silent[url] = str(reason)
+            return
+    answered.add(url)
+
+indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
+threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in indexes]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join(max(0, begun + seconds - time.monotonic()))
+for url in indexes:
+    if url not in answered:
+        print('@sky silent', bare(url), silent.get(url, 'no answer in %.0f s' % seconds))
+print('@sky indexes', len(answered))
+sys.stdout.flush()
+os._exit(0)
+"""
+"""Code run by an interpreter of the host (3.6 or newer) to query its package indexes.
+
+It reports which of them do not answer. An index that refuses, or whose certificate is not trusted,
+does answer, and uv reports the error.
+URLs are passed in an environment variable, because they may hold passwords and all users can see a
+command line.
 """
 
 SOURCES_PROBE = """
@@ -207,11 +248,11 @@ environment() {
         fi
     done)
     if ! printf '%s\n' "$there" | grep -q "^$want "; then sources & fi
-    for one in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
+    for one in "$folder"/env/*/bin/uv uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
         # an older one would take any build of PyTorch
         found=$(command -v "$one" 2>/dev/null) &&
             "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend &&
-            tell uv "$found"
+            tell uv "$found" && break
     done
     indexes
     wait
@@ -229,16 +270,31 @@ sources() {
 # A host whose uv has settings of its own is not asked: they say more than pip's.
 indexes() {
     if own_settings; then return; fi
-    [ -n "$asker" ] || return 0
-    certificates
-    asked=
-    if no_index; then tell no_index; fi
-    no_index || asked="$(default_index) $(more_indexes) $further"
-    proxy=$(pip_says proxy "${PIP_PROXY-}")
-    pass http_proxy "$proxy"
-    pass https_proxy "$proxy"
-    SKY_INDEXES=$asked SKY_LINKS="${UV_FIND_LINKS-} $(pip_says find-links "${PIP_FIND_LINKS-}")" \
-        "$asker" -c "$ask_indexes" "$seconds" "$want" "$(uname -m)" $builds $sizes 2>/dev/null
+    if [ -n "${UV_FIND_LINKS-}$(pip_says find-links "${PIP_FIND_LINKS-}")" ]; then tell links; fi
+    asked="$(default_index) $(more_indexes) $further"
+    if no_index; then
+        tell no_index
+        asked=
+    fi
+    if [ -n "$asker" ]; then
+        certificates
+        proxy=$(pip_says proxy "${PIP_PROXY-}")
+        pass http_proxy "$proxy"
+        pass https_proxy "$proxy"
+        SKY_INDEXES=$asked "$asker" -c "$ask_indexes" "$seconds" 2>/dev/null
+    elif command -v curl >/dev/null 2>&1; then
+        answers=$(
+            for one in $asked; do asks_curl "$(bare "$one")" & done
+            wait
+        )
+        printf '%s\n' "$answers" | grep '^@sky'
+        tell indexes "$(printf '%s\n' "$answers" | grep -c '^answers')"
+    fi
+}
+
+asks_curl() {
+    curl -s -o /dev/null -m "$seconds" "$1/packaging/" 2>/dev/null
+    case $? in 0 | 35 | 60) echo answers ;; *) tell silent "$1" "curl has no answer" ;; esac
 }
 
 interpreters() {
@@ -262,15 +318,12 @@ def folder_line(requirements: Requirements) -> str:
     return 'folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}'
 
 
-def probe_script(requirements: Requirements, sizes: bool = False) -> str:
+def probe_script(requirements: Requirements) -> str:
     """Return POSIX sh that prints a host's facts for `parse`.
 
     Args:
         requirements: requirements of the environment.
-        sizes: query the host's indexes for all packages, not only for those that have several
-            builds.
     """
-    pins = {} if requirements.prepared else requirements.pins
     projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()
     names = {
         "want": requirements.python,
@@ -283,11 +336,8 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "further": " ".join(
             [*requirements.indexes, *([TORCH_INDEX] if requirements.torch else ())]
         ),
-        "builds": " ".join(pins[name] for name in requirements.torch),
-        "sizes": " ".join(pin for name, pin in pins.items() if name not in requirements.torch)
-        if sizes
-        else "",
-        "ask_indexes": INDEX_PROBE,
+        "builds": " ".join(requirements.torch),
+        "ask_indexes": INDEXES_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
         "jax": "yes" if "jax" in set(map(project, requirements.packages)) else "",
@@ -295,4 +345,4 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "gpu_users": gpus.APPLICATIONS,
         "gpu_hold": gpus.HOLD,
     }
-    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + PIP_SETTINGS + _BODY
+    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + UV_SETTINGS + _BODY

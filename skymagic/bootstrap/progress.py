@@ -13,19 +13,12 @@ from skymagic.plan.image import project
 from skymagic.plan.masking import masked_command, without_colours
 from skymagic.wire.untrusted import sanitized
 
-PIP_DOWNLOAD = re.compile(
-    r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)"
-)
-"""Matches pip's line at the start of a download. pip downloads one file after the other.
-
-For example: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)".
-"""
 UV_DOWNLOADED = re.compile(r"\s*Downloaded (\S+)$")
 """Matches uv's line at the end of a download, such as " Downloaded numpy".
 
 uv downloads in parallel, and prints nothing about files smaller than 1 MB.
 """
-DOWNLOADS_OVER = re.compile(r"\s*(?:Prepared \d|Installing collected packages)")
+DOWNLOADS_OVER = re.compile(r"\s*Prepared \d")
 """Matches a line that follows all downloads."""
 
 
@@ -55,7 +48,6 @@ class Downloads:
 
     sizes: Mapping[str, int]
     _complete: set[str] = field(default_factory=set)
-    _current: str = ""
 
     def feed(self, line: str) -> float | None:
         """Process one line of the installer.
@@ -64,10 +56,7 @@ class Downloads:
             The downloaded fraction, or None if the line is not about downloads or no sizes are
             known.
         """
-        if started := PIP_DOWNLOAD.match(line):
-            self._complete.add(self._current)
-            self._current = project(started[1]) or ""
-        elif downloaded := UV_DOWNLOADED.match(line):
+        if downloaded := UV_DOWNLOADED.match(line):
             self._complete.add(project(downloaded[1]) or "")
         elif DOWNLOADS_OVER.match(line):
             self._complete.update(self.sizes)

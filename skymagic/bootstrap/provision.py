@@ -12,22 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.builds import incompatibility, packages
+from skymagic.bootstrap.builds import backend_for, build_constraints, packages
 from skymagic.bootstrap.facts import HostFacts, parse
 from skymagic.bootstrap.install import (
-    BEGIN,
-    COMMON,
-    OWN,
+    FILES,
     UPLOADED,
-    WATCHED,
+    WHEELS,
     InstallPlan,
     install_script,
-    links,
     plan_install,
-    writing,
+    script,
+    url_of,
 )
 from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.messages import (
@@ -35,13 +32,12 @@ from skymagic.bootstrap.messages import (
     advice,
     blames_cache,
     explain_unusable,
-    lacks_python,
+    lacks_uv,
 )
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.remote import Installation, RemoteShell, Report, SendByStore, upload
 from skymagic.bootstrap.requirements import TORCH, Requirements
-from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 from skymagic.bootstrap.wheelhouse import (
     NoWheels,
     UvUnavailable,
@@ -65,28 +61,29 @@ class Supply:
 
     Attributes:
         house: wheels of this machine, which are sent to the host.
-        copied: name of the upload folder that holds another host's environment; "" for none.
+        copied: name of the upload folder that holds another host's wheels; "" for none.
+        keeps: whether the host keeps the wheels, to pass them on to others.
     """
 
     house: Wheelhouse | None = None
     copied: str = ""
+    keeps: bool = False
 
 
 # -------------------------------------------------------------------------------- probe and set up
 
 
-def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> HostFacts:
+def probe(host: RemoteShell, requirements: Requirements) -> HostFacts:
     """Return the facts of a host, without changing anything on it.
 
     Args:
         host: connection to the host.
         requirements: requirements of the environment.
-        sizes: also query its package indexes for the sizes of all packages, to list them.
 
     Raises:
         HostError: its shell did not run the probe.
     """
-    result = host.run(probe_script(requirements, sizes), timeout=60.0)
+    result = host.run(probe_script(requirements), timeout=60.0)
     try:
         return parse(result.out)
     except ValueError as problem:
@@ -209,12 +206,13 @@ def _install(
     plan = plan_install(
         requirements, facts, supply.copied or secrets.token_hex(8), wheel.running_wheel()[1]
     )
-    plan = replace(plan, sent=supply.house.pins if supply.house else (), copied=bool(supply.copied))
-    wheels = (
-        {f"wheels/{name}": path for name, path in supply.house.files.items()}
-        if supply.house
-        else {}
+    plan = replace(
+        plan,
+        sent=supply.house.pins if supply.house else (),
+        copied=bool(supply.copied),
+        keeps=supply.keeps,
     )
+    wheels = _in_folder(WHEELS, supply.house.files if supply.house else {})
     failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
         logger.warning("installation is tried again without the cache: host=%s", host.label)
@@ -233,7 +231,7 @@ def _try_install(
     on_python_ready: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
 ) -> InstallFailure | None:
-    """Upload the files, unless a copy of the environment is there, and install.
+    """Upload the files, unless another host has sent them, and install.
 
     Args:
         host: connection to the host.
@@ -270,9 +268,8 @@ def _files_to_upload(
     host: RemoteShell, plan: InstallPlan, facts: HostFacts
 ) -> dict[str, bytes | Path]:
     """Return the files to upload, by name."""
-    files: dict[str, bytes | Path] = {
-        Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files
-    }
+    uploads = {Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files}
+    files: dict[str, bytes | Path] = dict(_in_folder(FILES, uploads))
     if plan.wheel:
         files[plan.wheel] = wheel.running_wheel()[2]
     if plan.uv == UPLOADED:
@@ -281,78 +278,17 @@ def _files_to_upload(
         except UvUnavailable as problem:
             raise HostError(
                 host.label,
-                *lacks_python(plan.requirements, facts, str(problem)),
+                *lacks_uv(plan.requirements, facts, str(problem)),
                 code="setup-python",
             ) from None
     return files
 
 
+def _in_folder(folder: str, files: Mapping[str, Path]) -> dict[str, Path]:
+    return {f"{folder}/{name}": path for name, path in files.items()}
+
+
 # -- more packages ---------------------------------------------------------------------------------
-
-
-_ADD = r"""    lock
-    made=$folder/env/$env
-    if [ ! -w "$HOME" ]; then
-        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
-        export UV_CACHE_DIR PIP_CACHE_DIR
-    fi
-    step "writing the list of packages" requirements
-    if [ -n "$sent_links" ]; then sent_alone; fi
-    set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
-    install "$@" -c "$drop/versions.txt" || install "$@" || fail
-    own
-    tell done
-    leave 0
-}
-
-# If uv finds no solution, pip would find none either, only later.
-install() {
-    if find_uv; then
-        as_pip
-        attempt "installing with uv" \
-            shown "$uv" pip install --python "$made/bin/python" "$@" && return
-        if grep -q "No solution found" "$drop/said"; then return 1; fi
-        tell instead
-    fi
-    guard_pip
-    attempt "installing with pip" \
-        "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
-    if [ -s "$drop/renewed.txt" ]; then  # pip does not reinstall a version that is there
-        attempt "reinstalling with pip" \
-            "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
-    fi
-}
-
-shown() {
-    { "$@" 2>&1; echo $? >"$drop/status"; } | tee "$drop/said"
-    return "$(cat "$drop/status")"
-}
-
-find_uv() {
-    for one in "$made/bin/uv" uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
-        uv=$(command -v "$one" 2>/dev/null) && "$uv" --version >/dev/null 2>&1 && return
-    done
-    uv=
-    return 1
-}
-"""
-"""Rest of the function `main` that `BEGIN` opens, and its functions: add packages (`add`).
-
-- `addition_script` sets the variables: ``folder`` is skymagic's folder on the host, ``env`` the
-  environment's name, ``drop`` (set by `BEGIN`) the upload folder with the lists that
-  `_package_lists` writes. ``lock`` keeps other pools out, and is released when the script ends.
-- A read-only home cannot hold the caches of uv and pip, so they go to skymagic's folder.
-- At most two attempts are made: with the notebook's versions of the dependencies
-  (``versions.txt``), and without, if these do not fit together. Both keep the pins of ``kept.txt``,
-  because ranks may have imported these packages.
-- ``install`` tries uv, then pip, which reads more kinds of configuration. ``as_pip`` passes pip's
-  settings to uv; ``guard_pip`` refuses a build of torch for CUDA on a host without it.
-- uv replaces a wheel of the same version if its URL differs. pip does not, so the wheels in
-  ``renewed.txt`` are installed once more.
-- ``shown`` runs a command, prints its output and stores it for ``grep``. The status of a pipeline
-  is that of ``tee``, so the command's own status goes through a file.
-- ``own`` records the digests of the wheels in `Addition.own`, for the next comparison.
-"""
 
 
 @dataclass(frozen=True)
@@ -406,21 +342,14 @@ def add(
         path.name: path
         for path in (*addition.files, *(Path(own_wheel.path) for own_wheel in addition.own))
     }
-    for file in files:
-        if file.endswith(".whl") and (why := incompatibility(file, facts, requirements.minor)):
-            raise HostError(host.label, f"{file} cannot be installed: {why}", code="setup-wheel")
     wheelhouse = (
         _fetch_wheels(host, installation, addition, report) if facts.without_index else None
     )
-    wheels = (
-        {f"wheels/{name}": path for name, path in wheelhouse.files.items()}
-        if wheelhouse is not None
-        else {}
-    )
+    wheels = _in_folder(WHEELS, wheelhouse.files if wheelhouse is not None else {})
     upload(
         host,
         f"{facts.folder}/incoming/{token}",
-        {**files, **wheels},
+        {**_in_folder(FILES, files), **wheels},
         report,
         addition.send_by_store,
     )
@@ -490,44 +419,29 @@ def addition_script(
         sent: whether ``wheels/`` in that folder has everything that the packages need.
     """
     facts, requirements = installation.facts, installation.requirements
-    backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
+    drop = f"{facts.folder}/incoming/{incoming}"
+    # If torch is installed already, its index is not needed.
     has_torch = any(project(pin) in TORCH for pin in addition.preserved)
+    backend = "" if has_torch else backend_for(requirements, facts)
+    files = [path.name for path in addition.files]
+    files += [own_wheel.file for own_wheel in addition.own]
     names = {
-        "folder": facts.folder,
-        "env": facts.env,
-        "incoming": incoming,
-        # torch is installed already, so its index is not needed.
-        "backend": "" if has_torch else backend,
-        "no_cuda": "" if has_torch or facts.accelerated else "yes",
-        "sent_links": links(facts, incoming) if sent else "",
+        "backend": "" if sent else backend,
+        "no_cuda": "" if has_torch or facts.accelerated or requirements.any_build else "yes",
+        "sent_links": url_of(f"{drop}/{WHEELS}") if sent else "",
+        "copied": "",
+        "adding": "yes",
     }
-    functions = [
-        COMMON + OWN + BEGIN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
-        _package_lists(
-            addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"
-        ),
-    ]
-    return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
-
-
-def _package_lists(addition: Addition, indexes: tuple[str, ...], index: str) -> str:
-    """Return a shell function that writes the package lists.
-
-    Passwords in URLs therefore never appear on a command line.
-    """
-    own = [_url(index, own_wheel.file) for own_wheel in addition.own]
-    uploaded = [_url(index, path.name) for path in addition.files]
-    lines = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
-    files = {
-        "requirements.txt": lines,
-        "builds.txt": (),  # must exist, because the functions of `PACKAGES` read it
+    pins = (*addition.packages, *addition.preferences)
+    lists = {
+        "requirements.txt": [
+            *addition.packages,
+            *(url_of(f"{drop}/{FILES}/{name}") for name in files),
+        ],
+        "indexes.txt": () if sent else requirements.indexes,
         "kept.txt": addition.preserved,
+        "builds.txt": () if sent or has_torch else build_constraints(pins, facts),
         "versions.txt": addition.preferences,
-        "renewed.txt": own,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in addition.own],
     }
-    return writing(files)
-
-
-def _url(location: str, name: str) -> str:
-    return f"file://{escaped(f'{location}/{name}')}"
+    return script(facts, facts.env, incoming, names, lists)

@@ -61,6 +61,8 @@ class Requirements:
         commands: shell commands that run once packages are installed.
         code: digest of skymagic's own code.
         hidden: values that no message may show; not compared.
+        any_build: whether a host without GPUs may get PyTorch for CUDA, because the user has agreed
+            to all questions; not compared.
         folder: absolute folder on the node; None for the node's ``$SKYMAGIC_HOME``, or else
             ``$HOME/.skymagic``.
     """
@@ -79,6 +81,7 @@ class Requirements:
     folder: str | None = None
     requested: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     hidden: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    any_build: bool = field(default=False, compare=False)
 
     @property
     def prepared(self) -> bool:
@@ -128,6 +131,7 @@ class Requirements:
         """Name of the environment. skymagic's own code is not part of it and does not count."""
         digests = [digest for _, digest in self.files]
         parts = [
+            "uv",  # environments of earlier versions may have no uv
             self.python,
             self.packages,
             self.preferences,

@@ -1,8 +1,8 @@
-"""Files that the notebook fetches for hosts: uv, and wheels for hosts that reach no package index.
+"""Programs and wheels that the notebook fetches for hosts.
 
 With uv, a host needs a package index but no Python. With wheels, it does not need an index either.
-uv resolves, because it can evaluate requirements for another platform. pip downloads, with the
-notebook's own settings.
+uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), which also
+tells what a new environment will hold. `downloading` fetches them.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ import contextlib
 import csv
 import gzip
 import hashlib
+import logging
 import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from skymagic.bootstrap.builds import for_gpus, platforms, uv_platform
-from skymagic.bootstrap.facts import HostFacts
-from skymagic.bootstrap.local_wheels import user_cache
-from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
+from skymagic.bootstrap import downloading
+from skymagic.bootstrap.builds import build_constraints, for_gpus, needs_cuda, uv_platform
+from skymagic.bootstrap.downloading import LockedWheel
+from skymagic.bootstrap.facts import HostFacts, PlannedWheel
+from skymagic.bootstrap.local_wheels import local_uv, user_cache
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
 from skymagic.errors import SkyError
 from skymagic.plan.masking import masked_command, without_colours
-from skymagic.plugins._torch.plugin import WHEELS
 from skymagic.wire import atomic
 
+logger = logging.getLogger(__name__)
+
 # -- uv's program ----------------------------------------------------------------------------------
-
-
-UV_TIMEOUT = 300.0
 
 
 class UvUnavailable(SkyError):
@@ -48,17 +50,17 @@ class UvUnavailable(SkyError):
 def uv_for(facts: HostFacts) -> bytes:
     """Return uv's program for a host's platform, gzipped. It is cached in the user's cache folder.
 
-    Hosts run this program. Therefore a cached file is used only if the user owns it, nobody else
-    can write to it, and its hash is the one in its name.
+    Hosts run this program. Therefore a cached file is used only if the user owns it, other users
+    cannot write to it, and its hash is the one in its name.
 
     Raises:
         UvUnavailable: no uv exists for this platform, or no package index has it.
     """
-    stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
+    stem = f"uv-{facts.system}-{facts.machine}{'' if _has_glibc(facts) else '-musl'}"
     if (cached := _read_cached(stem)) is not None:
         return cached
     program = _local_uv(facts) or _download_uv(facts)
-    # 38 MB become 15 MB.
+    # 60 MB become 24 MB.
     data = gzip.compress(program, 6, mtime=0)
     # If the home folder is read-only, nothing is cached.
     with contextlib.suppress(OSError):
@@ -66,6 +68,10 @@ def uv_for(facts: HostFacts) -> bytes:
             old.unlink()
         atomic.write(user_cache() / f"{stem}.{_hash(data)}.gz", data)
     return data
+
+
+def _has_glibc(facts: HostFacts) -> bool:
+    return facts.system != "Linux" or "2." in facts.libc
 
 
 def _read_cached(stem: str) -> bytes | None:
@@ -86,12 +92,9 @@ def _hash(data: bytes) -> str:
 
 def _local_uv(facts: HostFacts) -> bytes | None:
     """Return this machine's uv if it runs on the host too."""
-    path = shutil.which("uv")
-    same = (facts.system, facts.machine) == (
-        platform.system(),
-        platform.machine(),
-    ) and facts.libc != "musl"
-    if path is None or not same:
+    path = local_uv()
+    same = (facts.system, facts.machine) == (platform.system(), platform.machine())
+    if not path or not same or not _has_glibc(facts):
         return None
     data = Path(path).resolve().read_bytes()
     # A version manager's shim is a script, not the program.
@@ -99,37 +102,21 @@ def _local_uv(facts: HostFacts) -> bytes | None:
 
 
 def _download_uv(facts: HostFacts) -> bytes:
-    if facts.system not in ("Linux", "Darwin"):
-        raise UvUnavailable("uv is not built for this system")
+    """Return the program in uv's wheel for a host's platform.
+
+    Raises:
+        UvUnavailable: no index has it.
+    """
     # the program for musl is static, and runs on any Linux
-    tags = [
-        *platforms(facts),
-        *([f"musllinux_1_1_{facts.machine}"] if facts.system == "Linux" else []),
-    ]
-    with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-        ]
-        command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
-        command += [word for tag in tags for word in ("--platform", tag)]
-        try:
-            result = subprocess.run(
-                [*command, "uv"], capture_output=True, text=True, timeout=UV_TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            raise UvUnavailable(f"`pip download uv` took longer than {UV_TIMEOUT:.0f} s") from None
-        wheels = sorted(Path(folder).glob("uv-*.whl"))
-        if result.returncode or not wheels:
-            raise UvUnavailable(
-                "`pip download uv` failed here:\n" + without_colours(result.stderr).strip()[-1500:]
-            )
-        return _uv_in(wheels[0])
+    static = facts if _has_glibc(facts) else replace(facts, libc="musl")
+    request = WheelRequest(("uv",), f"{sys.version_info.major}.{sys.version_info.minor}")
+    try:
+        (wheel,) = resolve(request, static)
+        with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
+            _download([wheel], request, Path(folder))
+            return _uv_in(Path(folder, wheel.file))
+    except NoWheels as problem:
+        raise UvUnavailable(str(problem)) from None
 
 
 def _uv_in(path: Path) -> bytes:
@@ -147,9 +134,12 @@ def _uv_in(path: Path) -> bytes:
     return program
 
 
-# -- wheels ----------------------------------------------------------------------------------------
+# -- which wheels ----------------------------------------------------------------------------------
 
 
+RESOLVE_SECONDS = 600.0
+PLAN_SECONDS = 8.0
+"""Seconds for the plan of an environment, which only informs if the host reaches an index."""
 DOWNLOAD_TIMEOUT = 3600.0
 _LAST_LINES = 15
 _HOUSES = 2
@@ -157,7 +147,7 @@ _HOUSES = 2
 
 
 class NoWheels(SkyError):
-    """The notebook cannot get a host's wheels. The message has the last lines of uv or pip."""
+    """The notebook cannot get a host's wheels. The message has the last lines of uv."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +162,7 @@ class WheelRequest:
         paths: wheels of this machine that are installed too and need no download.
         minor: the hosts' Python version.
         backend: PyTorch's build for hosts with GPUs; "" for the one that fits their driver.
+        any_build: whether hosts without GPUs may get PyTorch for CUDA.
     """
 
     packages: tuple[str, ...]
@@ -181,6 +172,153 @@ class WheelRequest:
     indexes: tuple[str, ...] = field(default=(), repr=False)
     paths: tuple[str, ...] = ()
     backend: str = ""
+    any_build: bool = False
+
+
+_SETTINGS = r"""
+uv_settings
+exec "$@" $only
+"""
+
+
+def with_plans(hosts: Sequence[HostFacts], requirements: Requirements) -> list[HostFacts]:
+    """Return the facts with the wheels that new environments of the hosts will hold.
+
+    Hosts of one kind share a plan. A plan that is not made within `PLAN_SECONDS` stays empty.
+    """
+    request = request_for(requirements)
+    plans: dict[object, tuple[PlannedWheel, ...]] = {}
+    for facts in hosts:
+        if _needs_plan(facts, requirements) and kind(facts) not in plans:
+            try:
+                wheels = resolve(request, facts, PLAN_SECONDS)
+            except NoWheels as problem:
+                logger.info("no plan of the packages: system=%s %s", facts.system, problem)
+                wheels = ()
+            plans[kind(facts)] = tuple(map(_planned, wheels))
+    return [
+        replace(facts, planned=plans[kind(facts)]) if _needs_plan(facts, requirements) else facts
+        for facts in hosts
+    ]
+
+
+def _needs_plan(facts: HostFacts, requirements: Requirements) -> bool:
+    return facts.planned is None and not (facts.ready or requirements.prepared)
+
+
+def _planned(wheel: LockedWheel) -> PlannedWheel:
+    parts = urlsplit(wheel.url)
+    if parts.scheme == "file":
+        source = Path(url2pathname(parts.path))
+        return PlannedWheel(wheel.name, wheel.version, source.stat().st_size, str(source.parent))
+    server = "pypi.org" if parts.hostname == "files.pythonhosted.org" else parts.hostname
+    return PlannedWheel(wheel.name, wheel.version, wheel.nbytes, server or "")
+
+
+def request_for(requirements: Requirements, more: tuple[str, ...] = ()) -> WheelRequest:
+    """Return the request for a new environment, with more packages."""
+    return WheelRequest(
+        (*requirements.packages, *more),
+        requirements.minor,
+        requirements.preferences,
+        indexes=requirements.every_index,
+        paths=tuple(path for path in requirements.uploads if path.endswith(".whl")),
+        backend=requirements.backend,
+        any_build=requirements.any_build,
+    )
+
+
+def resolve(
+    request: WheelRequest, facts: HostFacts, timeout: float = RESOLVE_SECONDS
+) -> tuple[LockedWheel, ...]:
+    """Return the wheels of `request` and all its dependencies for a host's platform.
+
+    Args:
+        request: packages that the host needs.
+        facts: the host.
+        timeout: seconds for all attempts.
+
+    Raises:
+        NoWheels: a package has no wheel for that platform, or the notebook's own index cannot be
+            reached.
+    """
+    if not uv_platform(facts):
+        raise NoWheels(f"it is unknown which packages fit {facts.system} {facts.machine}")
+    packages = for_gpus(request.packages, facts, request.backend)
+    lists = {
+        "indexes.txt": request.indexes,
+        "requirements.txt": (*packages, *(Path(path).as_uri() for path in request.paths)),
+        "kept.txt": request.constraints,
+        "versions.txt": request.preferences,
+        "builds.txt": build_constraints((*packages, *request.preferences), facts),
+    }
+    backend = (request.backend or "auto") if facts.accelerated else "cpu"
+    attempts: list[tuple[str, tuple[str, ...]]] = [(backend, ("versions.txt",))]
+    if lists["builds.txt"]:  # PyTorch's own index may be out of reach
+        attempts += [("", ("versions.txt", "builds.txt")), ("", ("versions.txt",))]
+    # The notebook's versions of the dependencies may contradict the requirements.
+    attempts.append((backend, ()))
+    deadline, error = time.monotonic() + timeout, ""
+    with tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as folder:
+        for name, lines in lists.items():
+            Path(folder, name).write_text("\n".join([*lines, ""]))
+        for torch_backend, constraints in attempts:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                break
+            error = _compile(Path(folder), request, facts, torch_backend, constraints, seconds)
+            if not error:
+                try:
+                    return downloading.read_lock(Path(folder, "pylock.toml").read_text())
+                except ValueError as problem:
+                    raise NoWheels(str(problem)) from None
+    raise NoWheels(error)
+
+
+def _compile(
+    folder: Path,
+    request: WheelRequest,
+    facts: HostFacts,
+    backend: str,
+    constraints: Sequence[str],
+    timeout: float,
+) -> str:
+    """Write a lock file with uv, with the settings of the notebook's pip.
+
+    Returns:
+        What uv printed if it failed, or "".
+    """
+    options = ["--quiet", "--no-header", "--only-binary", ":all:", "--format", "pylock.toml"]
+    options += ["--python", sys.executable, "--python-version", request.minor]
+    options += ["--python-platform", uv_platform(facts), str(folder / "requirements.txt")]
+    for name in ("kept.txt", *constraints):
+        options += ["-c", str(folder / name)]
+    env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
+    if timeout <= PLAN_SECONDS:
+        env["UV_HTTP_RETRIES"] = "0"
+    command = [program(), "pip", "compile", *options, "-o", str(folder / "pylock.toml")]
+    return _run(_with_settings(command, folder, backend), env, timeout)
+
+
+def _with_settings(command: Sequence[str], folder: Path, backend: str = "") -> list[str]:
+    """Return a command that runs another one with uv's settings in its environment."""
+    names = {"folder": str(user_cache()), "drop": str(folder), "backend": backend}
+    lines = [TELL, *assignments({**names, "silent": "", "sent_links": ""})]
+    return ["/bin/sh", "-c", "\n".join(lines) + UV_SETTINGS + _SETTINGS, "sh", *command]
+
+
+def program() -> str:
+    """Return the path of this machine's uv.
+
+    Raises:
+        NoWheels: it has none.
+    """
+    if path := local_uv():
+        return path
+    raise NoWheels("uv is missing in the notebook's environment: run `%pip install uv`")
+
+
+# -- downloads -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -213,14 +351,7 @@ _houses: dict[tuple[WheelRequest, object], Wheelhouse] = {}
 
 def kind(facts: HostFacts) -> tuple[object, ...]:
     """Return the facts that decide which wheels a host needs: hosts of one kind need the same."""
-    return (
-        facts.system,
-        facts.machine,
-        facts.libc,
-        facts.accelerated,
-        facts.driver,
-        facts.uv is None,
-    )
+    return (facts.system, facts.machine, facts.libc, facts.accelerated, facts.driver)
 
 
 def fetch(request: WheelRequest, facts: HostFacts, say: Callable[[str], None]) -> Wheelhouse:
@@ -249,204 +380,40 @@ def fetch(request: WheelRequest, facts: HostFacts, say: Callable[[str], None]) -
 
 
 def _fetch(request: WheelRequest, facts: HostFacts) -> Wheelhouse:
-    folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
-    with (
-        contextlib.ExitStack() as undo,
-        tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work,
-    ):
-        undo.callback(folder.cleanup)
-        pins = _resolve_pins(request, facts, Path(work))
-        for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
-        if for_cuda and not facts.accelerated and "torch" in map(_name, pins):
-            raise NoWheels(
-                "torch is needed there, the host has no GPU, and the notebook's package indexes "
-                "have only builds for CUDA"
-            )
-        local_names = {text.partition("==")[0] for text in map(_of_file, request.paths)}
-        pins = [
-            pin for pin in pins if _name(pin) not in local_names and pin not in request.constraints
-        ]
-        _download(pins, request, facts, Path(work), folder.name)
-        undo.pop_all()
-    return Wheelhouse(tuple(pins), folder)
-
-
-def _name(pin: str) -> str:
-    return pin.partition("==")[0]
-
-
-def _of_file(path: str) -> str:
-    """Return ``name==version`` of a wheel."""
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
-    try:
-        name, version, _, _ = parse_wheel_filename(Path(path).name)
-    except InvalidWheelFilename:
-        return ""
-    return f"{name}=={version}"
-
-
-# --------------------------------------------------------------------------------------- resolution
-
-
-def _resolve_pins(request: WheelRequest, facts: HostFacts, work: Path) -> list[str]:
-    """Return pins of `request` and all dependencies on the host's platform."""
-    indexes = [f"--extra-index-url {url}" for url in request.indexes]
-    paths = [Path(path).as_uri() for path in request.paths]
-    (work / "requirements.txt").write_text(
-        "\n".join([*indexes, *for_gpus(request.packages, facts, request.backend), *paths, ""])
-    )
-    (work / "always.txt").write_text("\n".join([*request.constraints, ""]))
-    (work / "versions.txt").write_text("\n".join([*request.preferences, ""]))
-    (work / "builds.txt").write_text("\n".join([*_builds_here(facts), ""]))
-    backend = (request.backend or "auto") if facts.accelerated else "cpu"
-    error = ""
-    for torch_backend, constraints in (
-        (backend, ("versions.txt",)),
-        # PyTorch's own index may be out of reach.
-        ("", ("versions.txt", "builds.txt")),
-        # The notebook's versions of the dependencies may contradict the requirements.
-        (backend, ()),
-    ):
-        options = [
-            word for file in ("always.txt", *constraints) for word in ("-c", str(work / file))
-        ]
-        error = _compile(request, facts, torch_backend, options, work)
-        if not error:
-            lines = (work / "resolved.txt").read_text().splitlines()
-            return [line.partition(" ")[0] for line in lines if re.match(r"[\w.-]+==", line)]
-    raise NoWheels(error)
-
-
-def _builds_here(facts: HostFacts) -> list[str]:
-    """Return the notebook's own builds of PyTorch's packages that match the host's devices."""
-    builds = []
-    for name in ("torch", "torchvision", "torchaudio"):
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        if version.endswith("+cpu") is not facts.accelerated and "+" in version:
-            builds.append(f"{name}=={version}")
-    return builds
-
-
-def _compile(
-    request: WheelRequest, facts: HostFacts, backend: str, options: Sequence[str], work: Path
-) -> str:
-    """Resolve with uv, using the settings of the notebook's pip.
-
-    Returns:
-        What uv printed if it failed, or "".
-    """
-    if not uv_platform(facts):
-        raise NoWheels(f"it is unknown which packages fit {facts.system} {facts.machine}")
-    names = {"uv": _program(), "folder": str(work), "backend": backend, "silent": ""}
-    script = "\n".join(
-        [TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"']
-    )
-    arguments = [
-        "--quiet",
-        "--no-header",
-        "--no-annotate",
-        "--only-binary",
-        ":all:",
-        "--python",
-        sys.executable,
-    ]
-    arguments += ["--python-version", request.minor, "--python-platform", uv_platform(facts)]
-    arguments += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
-    env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
-    return _run(["/bin/sh", "-c", script, "sh", *arguments], env)
-
-
-def _program() -> str:
-    """Return the path of a uv for this machine."""
-    if (path := shutil.which("uv")) is not None:
-        return path
-    this_machine = HostFacts(
-        system=platform.system(), machine=platform.machine(), hostname="", home="", folder=""
-    )
-    try:
-        data = gzip.decompress(uv_for(this_machine))
-    except UvUnavailable as problem:
+    locked = resolve(request, facts)
+    if needs_cuda(locked) and not (facts.accelerated or request.any_build):
         raise NoWheels(
-            "uv is needed to choose packages for other machines, and could not be got here: "
-            f"{problem}"
-        ) from None
-    program = user_cache() / "uv-here"
-    if not program.is_file() or program.stat().st_size != len(data):
-        with tempfile.NamedTemporaryFile(
-            dir=program.parent, prefix=program.name, delete=False
-        ) as file:
-            file.write(data)
-        Path(file.name).chmod(0o700)
-        Path(file.name).replace(program)
-    return str(program)
-
-
-# ---------------------------------------------------------------------------------------- downloads
-
-
-def _download(
-    pins: Sequence[str], request: WheelRequest, facts: HostFacts, work: Path, folder: str
-) -> None:
-    labels = {
-        match[1] for pin in pins if (match := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))
-    }
-    plain = [pin for pin in pins if "+" not in pin]
-    error = _pip(plain, request.indexes, request.minor, facts, work, folder) if plain else ""
-    if not error and (labelled := [pin for pin in pins if "+" in pin]):
-        error = _pip(labelled, request.indexes, request.minor, facts, work, folder)
-        if error and labels:
-            indexes = (*request.indexes, *(WHEELS + label for label in sorted(labels)))
-            error = _pip(labelled, indexes, request.minor, facts, work, folder)
-    if error:
-        raise NoWheels(error)
-
-
-def _pip(
-    pins: Sequence[str],
-    indexes: Sequence[str],
-    minor: str,
-    facts: HostFacts,
-    work: Path,
-    folder: str,
-) -> str:
-    """Download these pins for a platform.
-
-    Passwords in URLs are passed in a file.
-
-    Returns:
-        What pip printed if it failed, or "".
-    """
-    lines = [*(f"--extra-index-url {url}" for url in indexes), *pins, ""]
-    (work / "pins.txt").write_text("\n".join(lines))
-    has_pip = subprocess.run(
-        [sys.executable, "-m", "pip", "--version"], capture_output=True, stdin=subprocess.DEVNULL
-    )
-    command = (
-        [sys.executable, "-m", "pip"]
-        if has_pip.returncode == 0
-        else [_program(), "tool", "run", "pip"]
-    )
-    command += [
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-        "--no-input",
+            "torch is needed there, the host has no GPU, and the notebook's package indexes "
+            "have only builds for CUDA"
+        )
+    # Constraints are what the host has already.
+    wheels = [
+        wheel for wheel in locked if f"{wheel.name}=={wheel.version}" not in request.constraints
     ]
-    command += ["--implementation", "cp", "--python-version", minor]
-    for abi in (f"cp{minor.replace('.', '')}", "abi3", "none"):
-        command += ["--abi", abi]
-    for tag in platforms(facts):
-        command += ["--platform", tag]
-    return _run([*command, "--dest", folder, "-r", str(work / "pins.txt")], {})
+    folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
+    with contextlib.ExitStack() as undo:
+        undo.callback(folder.cleanup)
+        _download(wheels, request, Path(folder.name))
+        undo.pop_all()
+    return Wheelhouse(tuple(f"{wheel.name}=={wheel.version}" for wheel in wheels), folder)
 
 
-def _run(command: Sequence[str], more: Mapping[str, str]) -> str:
+def _download(wheels: Sequence[LockedWheel], request: WheelRequest, folder: Path) -> None:
+    """Download wheels into a folder, in a process that has uv's settings.
+
+    Raises:
+        NoWheels: a wheel could not be downloaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
+        Path(work, "indexes.txt").write_text("\n".join([*request.indexes, ""]))
+        lock = Path(work, "wheels.toml")
+        lock.write_text(downloading.write_lock(wheels))
+        command = [sys.executable, "-I", downloading.__file__, str(lock), str(folder)]
+        if error := _run(_with_settings(command, Path(work)), {}, DOWNLOAD_TIMEOUT):
+            raise NoWheels(error)
+
+
+def _run(command: Sequence[str], more: Mapping[str, str], timeout: float) -> str:
     """Run a command.
 
     Returns:
@@ -461,10 +428,10 @@ def _run(command: Sequence[str], more: Mapping[str, str]) -> str:
             errors="replace",
             env=env,
             stdin=subprocess.DEVNULL,
-            timeout=DOWNLOAD_TIMEOUT,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        return f"it took longer than {DOWNLOAD_TIMEOUT:.0f} s"
+        return f"it took longer than {timeout:.0f} s"
     except OSError as problem:
         return f"{command[0]} does not run here: {problem}"
     if result.returncode == 0:

@@ -146,7 +146,7 @@ class ClusterNode(ABC):
         while True:
             try:
                 return HostMachine(
-                    self.name, self.reconnect, connection, probe(connection, requirements, True)
+                    self.name, self.reconnect, connection, probe(connection, requirements)
                 )
             except UntrustedHost:
                 connection.close()

@@ -1,10 +1,10 @@
-"""Copy one environment to several similar hosts: the first builds it, the others pass it along.
+"""Pass wheels to several similar hosts: the first fetches them, the others get them from it.
 
 ::
 
-    package index, or notebook → host 0    install.sh, as for a single host
-    host 0 → host 1 → host 2 → …           its environment and skymagic's code (`bootstrap.copying`)
-    host 1, host 2, …                      install.sh, which finds both in its upload folder
+    package index, or notebook → host 0    install.sh, which keeps the wheels
+    host 0 → host 1 → host 2 → …           wheels, uv and skymagic's code (`bootstrap.copying`)
+    host 1, host 2, …                      install.sh, which finds them in its upload folder
 
 A host that does not receive them is set up as a single host. This way the notebook's connection and
 the hosts' package index carry each wheel only once, and similar hosts have the same builds.
@@ -24,11 +24,12 @@ from shlex import quote
 from typing import cast
 
 from skymagic.bootstrap import copying
-from skymagic.bootstrap.builds import choose, download_bytes, shortage_of
+from skymagic.bootstrap.builds import backend_for, download_bytes, shortage_of
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.install import WHEELS
 from skymagic.bootstrap.provision import Supply
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.wheelhouse import NoWheels, WheelRequest, fetch, kind
+from skymagic.bootstrap.wheelhouse import NoWheels, fetch, kind, request_for
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
 from skymagic.ssh.host import HostConnection
@@ -36,19 +37,19 @@ from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
 
-# from this many bytes of wheels on, copying is faster than one download per host
+# from this many bytes of wheels on, passing them is faster than one download per host
 WORTH_BYTES = 50_000_000
 _END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """A host that receives an environment.
+    """A host that gets an environment.
 
     Attributes:
         name: host name as users write it.
         facts: results of the inspection.
-        python: an interpreter on the host that can create environments; "" if it has none.
+        python: an interpreter on the host, for the program that passes wheels; "" if it has none.
     """
 
     name: str
@@ -63,7 +64,7 @@ class HostPlan:
 def groups(
     targets: Sequence[HostPlan], requirements: Requirements, *, alone: bool = False
 ) -> list[list[HostPlan]]:
-    """Group similar hosts, whose first member builds the environment for all. Pure.
+    """Group similar hosts, whose first member gets the wheels for all. Pure.
 
     A host that shares with no other is a group of one.
 
@@ -74,7 +75,7 @@ def groups(
     for target in targets:
         host_kind = (
             kind(target.facts),
-            choose(requirements, target.facts),
+            backend_for(requirements, target.facts),
             target.facts.env,
             target.facts.without_index,
         )
@@ -91,15 +92,14 @@ def groups(
 
 
 def _shares(target: HostPlan, requirements: Requirements) -> bool:
-    """Return True if a host can use another host's environment and the copy is worthwhile."""
+    """Return True if a host can use another host's wheels and passing them is worthwhile."""
     facts = target.facts
     if requirements.prepared or facts.ready or not target.python:
         return False
     if facts.without_index:
         return True
     nbytes = download_bytes(requirements, facts)
-    # commands of plugins may not run twice in an environment
-    return not requirements.commands and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
+    return not requirements.scoped and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
 
 
 def common_private_network(hosts: Sequence[HostFacts]) -> list[str] | None:
@@ -144,7 +144,7 @@ def _private(facts: HostFacts) -> list[ipaddress.IPv4Address]:
     return usable_addresses
 
 
-# -- Copying ---------------------------------------------------------------------------------
+# -- Passing -----------------------------------------------------------------------------------
 
 
 def fetch_wheels_locally(
@@ -161,14 +161,7 @@ def fetch_wheels_locally(
         f"for {facts.system} {facts.machine}, and sent"
     )
     say(_step(f"{names}: {how}", group))
-    request = WheelRequest(
-        (*requirements.packages, *(() if facts.uv else ("uv",))),
-        requirements.minor,
-        requirements.preferences,
-        indexes=requirements.every_index,
-        paths=tuple(path for path in requirements.uploads if path.endswith(".whl")),
-        backend=requirements.backend,
-    )
+    request = request_for(requirements, ("pip",))
     try:
         wheelhouse = fetch(request, facts, lambda message: None)
     except NoWheels as problem:
@@ -189,12 +182,12 @@ def fetch_wheels_locally(
 
 
 @contextlib.contextmanager
-def replicate_environment(
+def pass_wheels(
     host_plans: Sequence[HostPlan], requirements: Requirements, say: Callable[[str], None]
 ) -> Iterator[Mapping[str, Supply]]:
-    """Copy the environment of a group's first host to the others, which install from it.
+    """Pass the wheels of a group's first host to the others, which install from them.
 
-    They install while the block runs. Copies that no host has installed from are removed at the
+    They install while the block runs. Wheels that no host has installed from are removed at the
     end.
 
     Yields:
@@ -203,7 +196,7 @@ def replicate_environment(
     first, *receivers = host_plans
     say(
         _step(
-            f"{first.name} passes its environment on to "
+            f"{first.name} passes its packages on to "
             f"{', '.join(target.name for target in receivers)}",
             host_plans,
         )
@@ -219,7 +212,7 @@ def replicate_environment(
                 else "downloading the packages there"
             )
             say(
-                f"{', '.join(without_copy)}: the environment could not be copied from "
+                f"{', '.join(without_copy)}: the packages could not be passed on from "
                 f"{first.name}; {how}"
             )
         chain.discard(
@@ -252,12 +245,12 @@ class CopyChain:
         self.tokens = {target.name: secrets.token_hex(8) for target in group}
         """Name of each host's upload folder, by host name. Hosts may share a home."""
         self._group, self._requirements = group, requirements
-        self._environment = f"env/{group[0].facts.env}"
+        self._env = group[0].facts.env
         self._over = threading.Event()
         self._processes: list[Process] = []
 
     def run(self) -> dict[str, Supply]:
-        """Copy the environment along the chain, and return supplies by host name.
+        """Pass the wheels along the chain, and return supplies by host name.
 
         A host that already has the environment needs nothing.
         """
@@ -301,7 +294,7 @@ class CopyChain:
             raise KeyboardInterrupt
         process = target.host.open(f"exec {quote(target.python)} -I -c {quote(copying.program())}")
         self._processes.append(process)
-        ready = f"{target.facts.folder}/{self._environment}/.ready"
+        ready = f"{target.facts.folder}/env/{self._env}/.ready"
         unless = "" if target is self._group[0] else ready
         port = _answer(process, {"pem": pem, "address": address, "unless": unless})
         return (
@@ -312,22 +305,24 @@ class CopyChain:
 
     def _take(self, before: _Link | None, link: _Link, last: _Link) -> object:
         """Let a host send or receive, and return True once everything has arrived."""
-        names = [self._environment, f"code/{self._requirements.code}"]
+        names = [f"{WHEELS}/{self._env}", f"code/{self._requirements.code}"]
         request = {"folder": link.target.facts.folder, "names": names, "last": link is last}
         if before is not None:
             request |= {
                 "upstream": before.address,
                 "target": link.upload_folder,
-                "source": self._group[0].facts.folder,
             }
         return _answer(link.process, request)
 
     def discard(self, targets: Sequence[HostPlan]) -> None:
-        """Remove unused upload folders from the hosts that can be reached."""
+        """Remove unused upload folders, and the wheels of the first host, where reachable."""
         folders = [
             (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
             for target in targets
         ]
+        first = self._group[0]
+        if first in targets:
+            folders.append((first, f"{first.facts.folder}/{WHEELS}/{self._env}"))
         jobs = [
             partial(target.host.run, f"rm -rf {quote(folder)}", timeout=20.0)
             for target, folder in folders

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
-from skymagic.bootstrap.builds import choose, lines, questions
+from skymagic.bootstrap.builds import cuda_question, lines
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements, notebook, requirements_of
+from skymagic.bootstrap.wheelhouse import with_plans
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
@@ -35,7 +36,7 @@ from skymagic.providers.environment_copy import (
     HostPlan,
     fetch_wheels_locally,
     groups,
-    replicate_environment,
+    pass_wheels,
 )
 from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import config, connecting
@@ -94,8 +95,9 @@ class SSH:
         image, requirements = needs(request, shape, say)
         connections = connecting.connect_all(selected, secret_prompt())
         try:
-            facts = call_concurrently(
-                lambda connection: probe(connection, requirements, True), connections
+            facts = with_plans(
+                call_concurrently(lambda connection: probe(connection, requirements), connections),
+                requirements,
             )
             machines = tuple(map(Machine, selected, connections, facts))
             inventories = [
@@ -115,8 +117,7 @@ class SSH:
             if requirements.prepared
             else {machine.name: machine.facts for machine in machines if not machine.facts.ready}
         )
-        builds = {host: choose(requirements, facts) for host, facts in fresh.items()}
-        confirm = "" if request.yes else questions(builds)
+        confirm = "" if request.yes else cuda_question(fresh)
         plan = replace(
             plan,
             image=image,
@@ -156,11 +157,14 @@ def set_up(
 ) -> None:
     """Set machines up in parallel, unless one of them cannot be set up.
 
-    Among similar machines, the first one builds the environment for all.
+    Among similar machines, the first one gets the wheels for all.
 
     Args:
         alone: True to let each machine download its own packages, if they share no slow link.
     """
+    planned = with_plans([machine.facts for machine in machines], requirements)
+    for machine, facts in zip(machines, planned, strict=True):
+        machine.facts = facts
     named = {machine.name: machine for machine in machines}
     supplies: dict[str, Supply] = {}
 
@@ -180,10 +184,13 @@ def set_up(
                     (target.name for target in group),
                     fetch_wheels_locally(group, requirements, say),
                 )
+        for group in filter(lambda group: len(group) > 1, host_groups):
+            first = group[0].name
+            supplies[first] = replace(supplies.get(first, Supply()), keeps=True)
         call_concurrently(install, [group[0] for group in host_groups])
         with contextlib.ExitStack() as copies:
             for group in filter(lambda group: len(group) > 1, host_groups):
-                supplies |= copies.enter_context(replicate_environment(group, requirements, say))
+                supplies |= copies.enter_context(pass_wheels(group, requirements, say))
             call_concurrently(install, [target for group in host_groups for target in group[1:]])
     finally:
         for machine in machines:
@@ -206,7 +213,8 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
         for plugin in plugins.resolve(request.plugins)
         for command in plugin.bootstrap(cluster)
     )
-    return image, requirements_of(image, commands, request.secret_values(os.environ), say)
+    requirements = requirements_of(image, commands, request.secret_values(os.environ), say)
+    return image, replace(requirements, any_build=request.yes)
 
 
 def with_imports(image: Image, imports: frozenset[str]) -> Image:
@@ -285,14 +293,8 @@ class HostMachine:
     def target(self, requirements: Requirements) -> HostPlan:
         """Return this machine as a target for an environment."""
         assert self._connection is not None
-        python = next(
-            (
-                interpreter.path
-                for interpreter in self.facts.interpreters(requirements.minor)
-                if interpreter.venv
-            ),
-            "",
-        )
+        interpreters = self.facts.interpreters(requirements.minor)
+        python = interpreters[0].path if interpreters else ""
         return HostPlan(self.name, self._connection, self.facts, python)
 
     def node(self, index: int, daemon: str) -> Node:

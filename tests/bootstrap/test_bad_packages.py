@@ -20,7 +20,7 @@ from skymagic.plan.image import Image
 from tests.bootstrap.test_bootstrap import FACTS
 from tests.bootstrap.test_packages import versions, wanting
 from tests.lab.raising import raises
-from tests.lab.shells import SMALL, ShellHost, apart, cache, home, used_home, uv, without_pip
+from tests.lab.shells import SMALL, ShellHost, apart, cache, home, used_home, uv, with_uv
 from tests.lab.wheels import installed, make_wheel, served
 
 __all__ = ["cache", "home", "used_home", "uv"]
@@ -50,7 +50,7 @@ def host(used_home: Path, index: Path) -> Iterator[ShellHost]:
 def refused(host: ShellHost, wanted: Requirements, uv: str) -> str:
     """What is said of an environment that cannot be made, of which nothing stays."""
     with pytest.raises(HostError) as raised:
-        setup(host, wanted, print, without_pip(host, wanted, uv))
+        setup(host, wanted, print, with_uv(host, wanted, uv))
     assert [path for path in host.home.glob(".skymagic/env/*") if path.suffix != ".lock"] == []
     assert [*host.home.glob(".skymagic/incoming/*")] == []
     return str(raised.value)
@@ -112,7 +112,7 @@ def test_yanked_version_of_the_notebook_is_installed(host: ShellHost, index: Pat
             make_wheel(index, name, version)
         (index / f"{name.replace('-', '_')}-2.0-py3-none-any.whl.yanked").touch()
     wanted = replace(SMALL, packages=("sky-yanked==2.0", "sky-other"))
-    ready = setup(host, wanted, print, without_pip(host, wanted, uv))
+    ready = setup(host, wanted, print, with_uv(host, wanted, uv))
     assert versions(host, ready, "sky-yanked", "sky-other") == {
         "sky-yanked": "2.0",
         "sky-other": "1.0",
@@ -130,7 +130,7 @@ def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
     wanted = replace(SMALL, packages=("sky-damaged==1.0",))
     assert "sky_damaged" in refused(host, wanted, uv).replace("-", "_")
     path.write_bytes(whole)
-    ready = setup(host, wanted, print, without_pip(host, wanted, uv))
+    ready = setup(host, wanted, print, with_uv(host, wanted, uv))
     assert versions(host, ready, "sky-damaged") == {"sky-damaged": "1.0"}
 
 
@@ -142,7 +142,7 @@ def test_disk_full_during_a_download(home: Path, index: Path, uv: str) -> None:
     wanted = replace(SMALL, packages=("sky-large==1.0",))
     with apart(home, 'mount -t tmpfs -o size=80m none "$HOME"') as host:
         host.env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
-        facts = replace(without_pip(host, wanted, uv), disk_kb=None)
+        facts = replace(with_uv(host, wanted, uv), disk_kb=None)
         with raises(HostError, "setup", r"\bdisk\b"):
             setup(host, wanted, print, facts)
         assert host.run("cd; ls .skymagic/incoming; ls .skymagic/env | grep -v lock").out == ""

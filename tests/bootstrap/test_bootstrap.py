@@ -14,11 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skymagic.bootstrap import install, probe, provision, shell, wheel
+from skymagic.bootstrap import install, probe, shell, wheel
 from skymagic.bootstrap.facts import HostFacts, Python, parse
-from skymagic.bootstrap.indexes import INDEX_PROBE
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install
-from skymagic.bootstrap.messages import InstallFailure, explain_unusable, lacks_python
+from skymagic.bootstrap.messages import InstallFailure, explain_unusable, lacks_uv
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.provision import Addition, addition_script
@@ -58,11 +57,10 @@ SCRIPTS = {
 
 CONSTANTS = {
     **{name: vars(module)[name] for module, names in {
-        provision: ("_ADD",), install: ("COMMON", "OWN", "BEGIN", "_MAIN", "WATCHED", "_INSTALL"),
-        shell: ("PACKAGES", "PIP_SETTINGS"), probe: ("_BODY",),
+        install: ("_MAIN", "_ENVIRONMENT", "_PACKAGES"), shell: ("UV_SETTINGS",), probe: ("_BODY",),
     }.items() for name in names},
     **{name: quote(text) for name, text in {
-        "PYTHON_PROBE": PYTHON_PROBE, "PACKAGES_PROBE": PACKAGES_PROBE, "SOURCES_PROBE": probe.SOURCES_PROBE, "INDEX_PROBE": INDEX_PROBE,
+        "PYTHON_PROBE": PYTHON_PROBE, "PACKAGES_PROBE": PACKAGES_PROBE, "SOURCES_PROBE": probe.SOURCES_PROBE, "INDEXES_PROBE": probe.INDEXES_PROBE,
     }.items()},
 }  # fmt: skip
 """What is in the scripts as it stands in the package, by name; Python's text is one word of sh."""
@@ -111,7 +109,7 @@ def test_interpreter_reports_its_packages(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     first, *told = done.stdout.splitlines()
-    assert first.startswith(f"{sys.version_info[0]}.{sys.version_info[1]} venv pip ")
+    assert first.startswith(f"{sys.version_info[0]}.{sys.version_info[1]} /")
     there = [
         ("IPython", version("ipython")),
         ("jupyter-client", version("jupyter_client")),
@@ -134,12 +132,12 @@ def test_list_of_packages_is_as_requested(tmp_path: Path) -> None:
         ["sh", "-s"], input=f"drop={tmp_path}\n{function}\nrequirements\n", text=True, check=True
     )
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [
-        "--extra-index-url https://user:pa$$'word@example.org/simple",
         "numpy==2.0",
         "it's; echo $HOME",
         "a[b]>=1,<2",
-        "file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl",
+        "file:///home/it%27s%20me/.skymagic/incoming/token/files/x-1.0-py3-none-any.whl",
     ]
+    assert (tmp_path / "indexes.txt").read_text() == "https://user:pa$$'word@example.org/simple\n"
 
 
 def test_uv_gets_the_configuration_of_pip(tmp_path: Path) -> None:
@@ -161,18 +159,16 @@ def test_uv_gets_the_configuration_of_pip(tmp_path: Path) -> None:
     assert said["UV_FIND_LINKS"] == f"https://f,{tmp_path}"
     assert said["UV_INSECURE_HOST"] == "mine"
     assert said["SSL_CERT_FILE"] == f"{tmp_path}/cert"
-    assert "UV_NO_INDEX" not in said
     assert "UV_INDEX_STRATEGY" not in said
 
 
 PYPI, TORCH = "https://pypi.org/simple", "https://download.pytorch.org/whl/cpu"
-UNSAFE = "unsafe-best-match"
 
 
 @pytest.mark.parametrize(
     ("settings", "asked", "strategy"),
     [
-        ({}, [None, None], None),
+        ({}, [None, PYPI], None),
         ({"PIP_EXTRA_INDEX_URL": "https://own/s"}, ["https://own/s", PYPI], None),
         # uv asks further indexes before the default one, which pip does not distinguish
         (
@@ -186,20 +182,20 @@ UNSAFE = "unsafe-best-match"
             None,
         ),
         ({"PIP_EXTRA_INDEX_URL": "https://b https://c"}, ["https://b https://c", PYPI], None),
-        ({"PIP_EXTRA_INDEX_URL": TORCH}, [TORCH, None], UNSAFE),
-        ({"PIP_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, [TORCH, "https://own/s"], UNSAFE),
-        ({"PIP_EXTRA_INDEX_URL": f"{TORCH} https://own/s"}, [f"https://own/s {PYPI}", TORCH], None),
-        ({"UV_INDEX": TORCH}, [TORCH, None], UNSAFE),
+        # PyTorch's index is for PyTorch's packages, and uv knows it
+        ({"PIP_EXTRA_INDEX_URL": TORCH}, [None, PYPI], None),
+        ({"PIP_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, [None, "https://own/s"], None),
+        ({"PIP_EXTRA_INDEX_URL": f"{TORCH} https://own/s"}, ["https://own/s", PYPI], None),
+        ({"UV_INDEX": TORCH}, [TORCH, None], None),
         ({"UV_INDEX": "https://own/s"}, ["https://own/s", None], None),
         ({"UV_INDEX": f"{TORCH} https://own/s"}, [f"{TORCH} https://own/s", None], None),
-        ({"UV_EXTRA_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, [f"https://own/s {PYPI}", TORCH], None),
+        ({"UV_EXTRA_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, ["https://own/s", PYPI], None),
         # who looks like it is not PyTorch's
         ({"PIP_EXTRA_INDEX_URL": "https://own/download.pytorch.org/whl"}, ["https://own/download.pytorch.org/whl", PYPI], None),
         ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org.evil/w"}, ["https://download.pytorch.org.evil/w", PYPI], None),
         ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org:pw@evil/w"}, ["https://download.pytorch.org:pw@evil/w", PYPI], None),
         # the user's own word
         ({"PIP_EXTRA_INDEX_URL": "https://b", "UV_INDEX_STRATEGY": "unsafe-first-match"}, ["https://b", PYPI], "unsafe-first-match"),
-        ({"PIP_EXTRA_INDEX_URL": TORCH, "UV_INDEX_STRATEGY": "first-index"}, [TORCH, None], "first-index"),
     ],
 )  # fmt: skip
 def test_a_private_package_has_no_rival(
@@ -209,16 +205,25 @@ def test_a_private_package_has_no_rival(
     assert uv_environment(tmp_path, settings) == [*asked, strategy]
 
 
-def test_an_index_of_the_list_of_packages_counts(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text(f"--extra-index-url {TORCH}\ntorch\n")
-    assert uv_environment(tmp_path, {}) == [None, None, UNSAFE]
-    (tmp_path / "requirements.txt").write_text("--extra-index-url https://own/simple\nacme\n")
+def test_an_index_of_the_request_counts(tmp_path: Path) -> None:
+    (tmp_path / "indexes.txt").write_text("https://own/simple\n")
     assert uv_environment(tmp_path, {}) == ["https://own/simple", PYPI, None]
     further = {"PIP_EXTRA_INDEX_URL": TORCH}
-    assert uv_environment(tmp_path, further) == [f"https://own/simple {PYPI}", TORCH, None]
-    (tmp_path / "requirements.txt").write_text(f"--extra-index-url {PYPI}\nacme\n")
+    assert uv_environment(tmp_path, further) == ["https://own/simple", PYPI, None]
+    users_own = {"UV_INDEX": "https://more/simple"}
+    assert uv_environment(tmp_path, users_own) == [
+        "https://own/simple https://more/simple",
+        None,
+        None,
+    ]
+    (tmp_path / "indexes.txt").write_text(f"{PYPI}\n")
     own = {"PIP_INDEX_URL": "https://own/simple"}
     assert uv_environment(tmp_path, own) == ["https://own/simple", PYPI, None]
+    nightly = TORCH.replace("cpu", "nightly/cpu")
+    (tmp_path / "indexes.txt").write_text(f"{nightly}\n")
+    assert uv_environment(tmp_path, {}) == [nightly, PYPI, "unsafe-best-match"]
+    private = {"PIP_EXTRA_INDEX_URL": "https://own/simple"}
+    assert uv_environment(tmp_path, private) == [f"https://own/simple {nightly}", PYPI, None]
 
 
 def uv_environment(folder: Path, settings: dict[str, str]) -> list[str | None]:
@@ -233,7 +238,7 @@ def uv_variables(folder: Path, settings: dict[str, str]) -> dict[str, str]:
     functions = text[text.index("pip_says() {") : text.index("requirements() {")]
     done = subprocess.run(
         ["sh", "-s"],
-        input=f"folder=/f drop={folder}\n{functions}\nas_pip\nenv\n",
+        input=f"folder=/f drop={folder}\n{functions}\nuv_settings\nenv\n",
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **settings},
         text=True,
         check=True,
@@ -305,11 +310,11 @@ def test_an_answer_between_other_peoples_lines() -> None:
         "@sky home /home/a b\n@sky folder /home/a b/.skymagic\n@sky memory_kb 1000000\n@sky cpus 8\n@sky shm_kb\n"
         "@sky gpu 0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n@sky gpu 1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n"
         "@sky address eth0 10.0.0.4\n"
-        "@sky python 3.11 venv - /opt/my python\n@sky python 3.11 venv - /opt/my python\n@sky python\n"
+        "@sky python 3.11 /opt/my python\n@sky python 3.11 /opt/my python\n@sky python\n"
         "@sky package numpy 2.0\n@sky ready KEY\n@sky env KEY\n@sky end\n"
     )
     assert (facts.system, facts.home, facts.cpus, facts.shm_kb) == ("Linux", "/home/a b", 8, None)
-    assert facts.pythons[0] == Python("3.11", "/opt/my python", True, False)
+    assert facts.pythons[0] == Python("3.11", "/opt/my python")
     assert facts.addresses == (("eth0", "10.0.0.4"),)
     assert facts.packages == {"numpy": "2.0"}
     assert (facts.ready, facts.code) == (True, False)
@@ -333,16 +338,15 @@ def test_an_answer_that_is_none(out: str) -> None:
 
 
 def test_how_an_environment_is_made() -> None:
-    def by(**changes: object) -> tuple[str, bool, str | None]:
+    def by(**changes: object) -> tuple[str, str]:
         recipe = plan_install(WANTED, replace(FACTS, **changes), "t", "w")  # type: ignore[arg-type]
-        return recipe.python, recipe.pip, recipe.uv
+        return recipe.python, recipe.uv
 
-    bare, full = Python("3.11", "/bare", True, False), Python("3.11", "/full")
-    assert by(pythons=(bare, full)) == ("/full", True, None)
-    assert by(pythons=(bare,)) == ("/bare", False, UPLOADED)
-    assert by(pythons=(Python("3.12", "/other"),)) == ("", False, UPLOADED)
-    assert by(pythons=(full,), uv="/bin/uv") == ("/full", True, "/bin/uv")
-    assert by(pythons=(), uv="/bin/uv") == ("", False, "/bin/uv")
+    fitting = Python("3.11", "/fitting")
+    assert by(pythons=(Python("3.12", "/other"), fitting)) == ("/fitting", UPLOADED)
+    assert by(pythons=(Python("3.12", "/other"),)) == ("", UPLOADED)
+    assert by(pythons=(fitting,), uv="/bin/uv") == ("/fitting", "/bin/uv")
+    assert by(pythons=(), uv="/bin/uv") == ("", "/bin/uv")
 
 
 def test_present_files_are_not_sent_again() -> None:
@@ -411,8 +415,8 @@ def test_unusable_interpreter_is_explained(golden: Golden) -> None:
         ("SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] …; no matching distribution", "does not trust"),
         ("error: No interpreter found for Python 3.14 in managed installations", "uv found no Python 3.11"),
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "pip's cache on node is damaged"),
-        ("zipfile.BadZipFile: Bad CRC-32 for file 'x.bin'", "pip's cache on node is damaged"),
+        ("error: Failed to deserialize cache entry", "uv's cache on node is damaged"),
+        ("  Caused by: A path dependency is incompatible with the current platform: /x.whl", "another kind of machine"),
         ("Segmentation fault", "create the pool again"),
     ],
 )  # fmt: skip
@@ -473,8 +477,7 @@ def test_progress_reports_steps_and_keeps_the_last_lines(golden: Golden) -> None
 
 
 def test_a_host_that_has_nothing_to_make_an_environment_with(golden: Golden) -> None:
-    reason, remedy = lacks_python(WANTED, replace(FACTS, machine="riscv64"), "no wheel")
-    assert "no Python 3.11" in reason
+    reason, remedy = lacks_uv(WANTED, replace(FACTS, machine="riscv64"), "no wheel")
     golden(reason)
     assert "Linux riscv64" in reason
     golden(remedy)

@@ -21,7 +21,7 @@ import pytest
 from skymagic.bootstrap.copying import COPIED, PIECE, program
 from skymagic.wire import tls
 
-NAMES = ["env/e", "code/c"]
+NAMES = ["wheels/e", "code/c"]
 DATA = os.urandom(8 * PIECE)
 SHORT = "FOLLOWER_SECONDS = 15.0", "FOLLOWER_SECONDS = 1.0"
 STRANGERS = 200
@@ -59,7 +59,6 @@ class Linked:
             words |= {
                 "upstream": ["127.0.0.1", before.port],
                 "target": str(self.place),
-                "source": str(first.folder),
             }
         self.tell(words)
 
@@ -76,7 +75,7 @@ Chain = Callable[..., list[Linked]]
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[Chain]:
-    """Programs on so many hosts; the first has an environment and code."""
+    """Programs on so many hosts; the first has wheels and code."""
     with contextlib.ExitStack() as stack:
 
         def made(count: int, text: str = "") -> list[Linked]:
@@ -85,13 +84,10 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
             for each in links:
                 stack.callback(each.close)
             first = links[0].folder
-            (first / "env/e/bin").mkdir(parents=True)
-            (first / "env/e/large").write_bytes(DATA)
-            (first / "env/e/bin/tool").write_text(
-                f"#!{first}/env/e/bin/python\nprint({str(first)!r})\n"
-            )
-            (first / "env/e/bin/tool").chmod(0o700)
-            (first / "env/e/bin/python").symlink_to("/usr/bin/true")
+            (first / "wheels/e").mkdir(parents=True)
+            (first / "wheels/e/large").write_bytes(DATA)
+            (first / "wheels/e/uv").touch()
+            (first / "wheels/e/uv").chmod(0o700)
             (first / "code/c").mkdir(parents=True)
             (first / "code/c/module.py").write_text("code")
             return links
@@ -106,16 +102,12 @@ def passed(links: list[Linked]) -> list[object]:
 
 
 def test_all_hosts_get_the_files_of_one(chain: Chain) -> None:
-    """Programs refer to the interpreter at its new path."""
     links = chain(4)
     assert passed(links) == [True] * 4
     for each in links[1:]:
-        assert each.read("env/e/large") == DATA
+        assert each.read("wheels/e/large") == DATA
         assert each.read("code/c/module.py") == b"code"
-        assert each.read("env/e/bin/tool").startswith(
-            f"#!{each.folder}/env/e/bin/python\n".encode()
-        )
-        assert (each.place / COPIED / "env/e/bin/tool").stat().st_mode & 0o777 == 0o700
+        assert (each.place / COPIED / "wheels/e/uv").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_host_that_shares_a_home_with_the_first(tmp_path: Path) -> None:
@@ -139,7 +131,7 @@ def test_a_disk_that_is_full_keeps_nothing_from_those_behind(chain: Chain) -> No
     room = 3 * PIECE
     resource.prlimit(links[1].process.pid, resource.RLIMIT_FSIZE, (room, room))
     assert passed(links) == [True, False, True]
-    assert links[2].read("env/e/large") == DATA
+    assert links[2].read("wheels/e/large") == DATA
 
 
 def test_slow_host_does_not_delay_others(chain: Chain) -> None:
@@ -147,7 +139,7 @@ def test_slow_host_does_not_delay_others(chain: Chain) -> None:
     first.take(None, first)
     second.take(first, first)
     assert [first.said(), second.said()] == [True, True]
-    assert second.read("env/e/large") == DATA
+    assert second.read("wheels/e/large") == DATA
 
 
 def test_strangers_get_nothing(chain: Chain) -> None:

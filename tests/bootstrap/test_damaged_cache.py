@@ -11,7 +11,7 @@ from skymagic.bootstrap.requirements import requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from tests.lab.raising import raises
-from tests.lab.shells import ShellHost, cache, home, used_home, uv, without_pip
+from tests.lab.shells import ShellHost, cache, home, used_home, uv, with_uv
 
 __all__ = ["cache", "home", "used_home", "uv"]
 
@@ -19,13 +19,13 @@ __all__ = ["cache", "home", "used_home", "uv"]
 def test_a_damaged_cache(used_home: Path, uv: str) -> None:
     host = ShellHost(used_home)
     first = requirements_of(Image())
-    setup(host, first, print, without_pip(host, first, uv))
+    setup(host, first, print, with_uv(host, first, uv))
     for path in (used_home / ".cache/uv").rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.unlink()  # the environment has links to it
             path.write_bytes(os.urandom(300))
     second = replace(first, packages=(*first.packages, "packaging>1"))
-    facts = without_pip(host, second, uv)
+    facts = with_uv(host, second, uv)
     told: list[str] = []
     ready = setup(host, second, told.append, facts)
     assert any("cache" in message for message in told)
@@ -34,8 +34,8 @@ def test_a_damaged_cache(used_home: Path, uv: str) -> None:
     third = replace(
         first,
         packages=("packaging>2",),
-        commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",),
+        commands=("echo 'Failed to deserialize cache entry'; false",),
     )
-    with raises(HostError, "setup", r"pip's cache .*`rm -r"):
+    with raises(HostError, "setup", r"uv's cache .*`rm -r"):
         setup(host, third, print, replace(facts, env="third"))
     assert not (used_home / ".skymagic/env/third").exists()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skymagic.bootstrap import local_wheels as wheels
-from skymagic.bootstrap.builds import incompatibility
 from skymagic.bootstrap.facts import HostFacts
-from skymagic.bootstrap.local_wheels import LocalWheel, NoWheel, local_wheel, source_files
-from skymagic.bootstrap.messages import explain_unusable
+from skymagic.bootstrap.local_wheels import NoWheel, local_wheel, source_files
 from skymagic.bootstrap.requirements import notebook, requirements_of
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image
@@ -146,66 +143,6 @@ def test_own_distributions_are_found_as_dependencies(shelf: Shelf) -> None:
     assert [each.name for each in requirements_of(Image(pip=("tiny-base==2.0",))).own] == [
         "tiny-own"
     ]
-
-
-@pytest.mark.parametrize(
-    ("file", "facts", "why"),
-    [
-        ("a-1-py3-none-any.whl", replace(HOST, machine="aarch64"), ""),
-        ("a-1-cp311-cp311-linux_x86_64.whl", HOST, ""),
-        ("a-1-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", HOST, ""),
-        (
-            "a-1-cp311-cp311-macosx_11_0_universal2.whl",
-            replace(HOST, system="Darwin", machine="arm64"),
-            "",
-        ),
-        (
-            "a-1-cp311-cp311-linux_x86_64.whl",
-            replace(HOST, machine="aarch64"),
-            "the host is Linux aarch64",
-        ),
-        (
-            "a-1-cp311-cp311-linux_x86_64.whl",
-            replace(HOST, libc="musl"),
-            "the host is Linux x86_64 (musl)",
-        ),
-        ("a-1-cp311-cp311-macosx_11_0_arm64.whl", HOST, "it is compiled for macosx_11_0_arm64"),
-        (
-            "a-1-cp311-cp311-manylinux_2_39_x86_64.whl",
-            HOST,
-            "and the host is Linux x86_64 (glibc 2.36)",
-        ),
-        (
-            "a-1-cp39-cp39-any.whl",
-            HOST,
-            "it is built for cp39, and the host's environment has Python 3.11",
-        ),
-        ("a.whl", HOST, "Invalid wheel filename"),
-        (
-            "a-1-cp312-cp312-linux_x86_64.whl",
-            HOST,
-            "it is built for cp312, and the host's environment has Python 3.11",
-        ),
-    ],
-)
-def test_a_wheel_of_another_platform_is_refused_by_name(
-    file: str, facts: HostFacts, why: str, tmp_path: Path
-) -> None:
-    assert (
-        (why in incompatibility(file, facts, "3.11"))
-        if why
-        else incompatibility(file, facts, "3.11") == ""
-    )
-    wanted = requirements_of(Image())
-    (tmp_path / file).touch()
-    wanted = replace(
-        wanted,
-        minor="3.11",
-        own=(LocalWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),),
-    )
-    said = explain_unusable(facts, wanted)
-    assert bool(said) == bool(why)
-    assert all(sentence.startswith("tiny-fast 1 (from /src/fast) ") for sentence in said)
 
 
 def test_no_wheel_if_installed_files_are_missing(shelf: Shelf) -> None:

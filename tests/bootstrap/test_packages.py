@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.builds import Builds, choose, lines, question, questions
-from skymagic.bootstrap.facts import BuildOffer, HostFacts
+from skymagic.bootstrap.builds import backend_for, build_constraints, lines
+from skymagic.bootstrap.facts import HostFacts, PlannedWheel
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements, pinned, preferred, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from skymagic.plan.units import size
-from tests.lab.golden import Golden
-from tests.lab.shells import SMALL, ShellHost, cache, home, used_home, uv, without_pip
+from tests.lab.raising import raises
+from tests.lab.shells import SMALL, ShellHost, cache, home, used_home, uv, with_uv
 from tests.lab.wheels import installed, make_wheel, mute, served
 
 __all__ = ["cache", "home", "used_home", "uv"]
@@ -75,10 +74,7 @@ def with_gpu(host: ShellHost, folder: Path) -> None:
     host.env = {**host.env, "PATH": f"{folder}:{host.environment()['PATH']}"}
 
 
-@pytest.mark.parametrize("program", ["uv", "pip"])
-def test_versions_are_the_notebooks(
-    program: str, notebook: Path, index: Path, host: ShellHost, uv: str
-) -> None:
+def test_versions_are_the_notebooks(notebook: Path, index: Path, host: ShellHost, uv: str) -> None:
     """Of the requested packages and their dependencies; constraints and `latest` override them. A host without GPUs gets no CUDA."""
     torch_wheels(index)
     installed(notebook, "torch", "2.13.0+cu130", ["nvidia-libs"])
@@ -97,12 +93,9 @@ def test_versions_are_the_notebooks(
         if name != "sky-elsewhere":
             installed(notebook, name, "1.0+here", needs)
     wanted, told = wanting(*asked), list[str]()
-    facts: HostFacts = (
-        without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=None)
-    )
-    ready = setup(host, wanted, told.append, facts)
-    assert f"installing packages with {program}" in told
-    assert not any("another way" in line for line in told if program == "uv" or "packages" in line)
+    ready = setup(host, wanted, told.append, with_uv(host, wanted, uv))
+    assert "installing packages with uv" in told
+    assert not any("another way" in line for line in told)
     assert versions(
         host,
         ready,
@@ -132,7 +125,7 @@ def test_a_host_with_a_gpu_gets_the_build_for_it(
     installed(notebook, "torch", "2.13.0+cpu")
     with_gpu(host, tmp_path / "bin")
     wanted = wanting("torch")
-    facts = without_pip(host, wanted, uv)
+    facts = with_uv(host, wanted, uv)
     assert facts.env.endswith("-cuda"), "hosts with GPUs and without may share a home"
     ready = setup(host, wanted, print, facts)
     assert versions(host, ready, "torch", "nvidia-libs") == {
@@ -141,19 +134,25 @@ def test_a_host_with_a_gpu_gets_the_build_for_it(
     }
 
 
-def test_a_build_for_cuda_alone_is_asked_about(
-    notebook: Path, index: Path, host: ShellHost
+def test_build_is_chosen_by_its_label_without_an_index() -> None:
+    cpu = HostFacts("Linux", "x86_64", "n", "/h", "/h/s")
+    pins = ("torch==2.13.0", "numpy==2.0", "torchvision>=1", "torch==2.13.0")
+    assert build_constraints(pins, cpu) == ("torch==2.13.0+cpu",)
+    assert build_constraints(pins, replace(cpu, driver="580.1")) == ("torch!=2.13.0+cpu",)
+
+
+def test_a_build_for_cuda_alone_needs_consent(
+    notebook: Path, index: Path, host: ShellHost, uv: str
 ) -> None:
+    """As `-y` gives."""
     torch_wheels(index, cpu=False)
     installed(notebook, "torch", "2.13.0+cpu")
     wanted = wanting("torch")
-    facts = probe(host, wanted)
-    builds = choose(wanted, facts)
-    assert builds.constraints == ("torch==2.13.0",)
-    asked = question("gpu1", builds)
-    assert asked.startswith("gpu1 ")
-    assert "CUDA of torch 2.13.0 (" in asked
-    assert size((index / "torch-2.13.0-py3-none-any.whl").stat().st_size) in asked
+    with raises(HostError, "setup", "only builds for CUDA"):
+        setup(host, wanted, print, with_uv(host, wanted, uv))
+    wanted = replace(wanted, any_build=True)
+    ready = setup(host, wanted, print, with_uv(host, wanted, uv))
+    assert versions(host, ready, "torch") == {"torch": "2.13.0"}
 
 
 def test_equal_hosts_share_their_lines() -> None:
@@ -165,15 +164,15 @@ def test_equal_hosts_share_their_lines() -> None:
         preferences=tuple(f"{name}==1" for name in names),
         requested=frozenset({"pandas"}),
     )
-    index = "https://pypi.org/simple"
-    offers = [
-        BuildOffer(name, "1", nbytes=1_000_000 * (number + 1), source=index)
+    index = "pypi.org"
+    planned = [
+        PlannedWheel(name, "1", nbytes=1_000_000 * (number + 1), source=index)
         for number, name in enumerate(names)
     ]
-    pandas = BuildOffer("pandas", "3", nbytes=12_400_000, source=index)
+    pandas = PlannedWheel("pandas", "3", nbytes=12_400_000, source=index)
     linux = HostFacts("Linux", "x86_64", "n", "/h", "/h/s", libc="glibc 2.36")
-    knows_all = replace(linux, offers=(pandas, *offers))
-    knows_some = replace(linux, hostname="m", offers=(replace(pandas, nbytes=None), *offers[:40]))
+    knows_all = replace(linux, planned=(pandas, *planned))
+    knows_some = replace(linux, hostname="m", planned=(replace(pandas, nbytes=None), *planned))
     named = "needed-60 1, needed-59 1, needed-58 1, needed-57 1, needed-56 1 and 56 more"
     expected = (
         f"pandas 3, 12.4 MB, from {index}",
@@ -185,37 +184,21 @@ def test_equal_hosts_share_their_lines() -> None:
         {"a": knows_all, "b": knows_all, "c": knows_some},
     ):
         assert lines(wanted, hosts) == expected
-    arm = replace(knows_all, machine="aarch64", offers=(pandas, *offers[:2]))
+    arm = replace(knows_all, machine="aarch64", planned=(pandas, *planned[:2]))
     asked, *rest = lines(wanted, {"a": knows_all, "arm": arm, "b": knows_some})
     assert asked == expected[0]
     assert [line.rpartition(" (on ")[2] for line in rest] == ["a, b)", "arm)"]
-    assert " (3.0 MB): needed-1 1, needed-0 1, needed-2 1, needed-3 1, needed-4 1 and" in rest[1]
+    assert " (3.0 MB): needed-1 1, needed-0 1 (on" in rest[1]
 
 
-def test_equal_hosts_are_asked_about_once(golden: Golden) -> None:
-    small, large = (BuildOffer("torch", "2.13.0", "cuda", nbytes) for nbytes in (None, 800_000_000))
-    builds = {
-        "a": Builds("", only_cuda=(small,)),
-        "b": Builds("", only_cuda=(large,)),
-        "c": Builds("cpu"),
-    }
-    golden(questions(builds))
-    assert questions({"c": builds["c"]}) == ""
-    older = Builds("", only_cuda=(replace(large, version="2.12.0"),))
-    assert questions({"b": builds["b"], "d": older}).count("no GPU") == 2
-
-
-@pytest.mark.parametrize("program", ["uv", "pip"])
 def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(
-    program: str, index: Path, host: ShellHost, uv: str
+    index: Path, host: ShellHost, uv: str
 ) -> None:
     """A package that the notebook lacks may depend on CUDA packages."""
     torch_wheels(index, cpu=False)
     make_wheel(index, "sky-trainer", "1.0", ["torch"])
     wanted = wanting("sky-trainer")
-    facts = (
-        without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=uv)
-    )
+    facts = with_uv(host, wanted, uv)
     with pytest.raises(HostError, match="(?s)only builds for CUDA.*add --plugin torch and -y"):
         setup(host, wanted, print, facts)
     assert "torch" not in host.run("find ~/.skymagic/env").out
@@ -229,12 +212,12 @@ def test_named_cuda_build_is_for_gpus() -> None:
     requirements = requirements_of(image)
     assert requirements.indexes == ("https://example.org/simple",)
     facts = HostFacts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s")
-    assert choose(requirements, facts).backend == "cpu"
-    assert choose(requirements, replace(facts, gpus=("A100",))).backend == "cu126"
+    assert backend_for(requirements, facts) == "cpu"
+    assert backend_for(requirements, replace(facts, gpus=("A100",))) == "cu126"
     default = requirements_of(
         image.replace(pip_indexes=("https://download.pytorch.org/whl/cu128",))
     )
-    assert choose(default, replace(facts, gpus=("A100",))).backend == "auto"
+    assert backend_for(default, replace(facts, gpus=("A100",))) == "auto"
     nightly = image.replace(pip_indexes=("https://download.pytorch.org/whl/nightly/cu130",))
     assert requirements_of(nightly).indexes == nightly.pip_indexes
 
@@ -267,7 +250,7 @@ def test_a_public_package_does_not_stand_in_for_a_private_one(
             host.env = {**host.env, "UV_INDEX": mine, "UV_DEFAULT_INDEX": pypi}
         indexes = (mine,) if private == "asked for" else ()
         wanted = replace(wanting("sky-acme", "sky-other"), indexes=indexes)
-        ready = setup(host, wanted, told.append, without_pip(host, wanted, uv))
+        ready = setup(host, wanted, told.append, with_uv(host, wanted, uv))
         found = versions(host, ready, "sky-acme", "sky-other")
         assert found == {"sky-acme": "1.0", "sky-other": "3.0"}
         newer = replace(wanting("sky-acme>=2", "sky-other"), indexes=indexes)
@@ -300,7 +283,7 @@ def test_an_index_that_does_not_answer_is_left_out(
         host.env = {**host.env, "PIP_INDEX_URL": first, "PIP_EXTRA_INDEX_URL": more}
         if place == "asked for":
             wanted = replace(wanted, indexes=(secret,))
-        facts = without_pip(host, wanted, uv)
+        facts = with_uv(host, wanted, uv)
         ((silent, reason),) = facts.silent
         assert silent == bad
         assert " 3 s" in reason

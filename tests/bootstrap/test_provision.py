@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.facts import HostFacts, Python
+from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import RANK_DEPENDENCIES, Requirements, requirements_of
@@ -39,7 +39,6 @@ from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback, share_code
 from tests.lab.raising import raises
 from tests.lab.shells import (
-    MINOR,
     PATH,
     SMALL,
     ShellHost,
@@ -51,7 +50,7 @@ from tests.lab.shells import (
     pip_settings,
     used_home,
     uv,
-    without_pip,
+    with_uv,
 )
 from tests.lab.wheels import served
 
@@ -115,7 +114,7 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
         packages=("tiny-there>=1",),
         commands=("python -c 'import tiny_here' >$HOME/told",),
     )
-    ready = setup(host, requirements, print, without_pip(host, requirements, None))
+    ready = setup(host, requirements, print, with_uv(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
     assert through("sh", host, ready.command("tiny_there")) == "tiny_there\n"
     runs = host.runs
@@ -132,13 +131,12 @@ def shelf(folder: Path, wheels: dict[str, str]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("by", ["uv", "pip"])
 def test_an_index_serves_its_packages_and_no_others(
-    by: str, used_home: Path, uv: str, tmp_path: Path
+    used_home: Path, uv: str, tmp_path: Path
 ) -> None:
     """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index.
 
-    Where there is no uv to be had the host makes the environment by itself, with venv and pip of its own, whatever lies in the home.
+    Whatever lies in the home.
     """
     for name in ("random.py", "pip.py", "typing.py", "email.py"):
         (used_home / name).write_text("raise SystemExit('a file of the user')")
@@ -158,16 +156,12 @@ def test_an_index_serves_its_packages_and_no_others(
         assert asked.scoped == ((own, ("tiny-own",)),)
         assert asked.key != replace(asked, scoped=()).key
         asked = replace(asked, packages=("tiny-own", "tiny-common"))
-        facts = without_pip(host, asked, uv)
-        if by == "pip":
-            facts = replace(facts, pythons=(Python(MINOR, sys.executable, True, True),), uv=None)
         told: list[str] = []
-        ready = setup(host, asked, told.append, facts)
+        ready = setup(host, asked, told.append, with_uv(host, asked, uv))
     assert len([message for message in told if "index" in message]) == 1, "the scoped one, first"
-    assert f"installing packages with {by}" in told
+    assert "installing packages with uv" in told
     assert through("sh", host, ready.command("tiny_own")) == "1.0\n"
     assert through("sh", host, ready.command("tiny_common")) == "1.0\n"
-    assert by == "uv" or through("sh", host, ready.command("pip", "--version")).startswith("pip ")
     assert left_on(host) == [ready.facts.env]
 
 
@@ -192,7 +186,7 @@ def test_whether_a_python_can_be_fetched(home: Path) -> None:
     assert unreached("http://127.0.0.1:9/", https_proxy="http://127.0.0.1:9") == ""
     fetched = home / ".skymagic/python/cpython-3.99/bin/python3.99"
     fetched.parent.mkdir(parents=True)
-    fetched.write_text("#!/bin/sh\necho 3.99 venv pip $0\n")
+    fetched.write_text("#!/bin/sh\necho 3.99 $0\n")
     fetched.chmod(0o700)
     assert unreached("http://127.0.0.1:9/") == "", "uv has fetched one before"
 
@@ -216,7 +210,7 @@ def test_failed_command_is_shown_with_its_output(
 ) -> None:
     host = ShellHost(used_home, env={"PIP_NO_INDEX": "1"})
     requirements = replace(SMALL, **asked)  # type: ignore[arg-type]
-    text = refused(host, requirements, without_pip(host, requirements, uv))
+    text = refused(host, requirements, with_uv(host, requirements, uv))
     assert [each for each in words if each not in text] == []
 
 
@@ -301,7 +295,7 @@ def test_system_packages_of_a_rented_machine(used_home: Path, uv: str, tmp_path:
     assert image.apt == ("git", "odd name")
     host = ShellHost(used_home, env={"PATH": f"{tmp_path}:{PATH}"})
     requirements = replace(SMALL, commands=asked.commands)
-    setup(host, requirements, print, without_pip(host, requirements, uv))
+    setup(host, requirements, print, with_uv(host, requirements, uv))
     update, install = (tmp_path / "told").read_text().splitlines()
     assert update.startswith("sudo -n apt-get ")
     assert update.endswith(" update")
@@ -406,7 +400,7 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
         share_code(hosts[0].home)
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
-            setup(connection, requirements, act, without_pip(connection, requirements, uv))
+            setup(connection, requirements, act, with_uv(connection, requirements, uv))
         psutil.wait_procs(hosts[0].processes(), timeout=10)
         assert hosts[0].processes() == []
         folder = hosts[0].home / ".skymagic"
@@ -439,7 +433,7 @@ def test_a_home_where_nothing_can_be_run(home: Path) -> None:
 def test_a_full_disk(home: Path, cache: Path) -> None:
     with apart(home, 'mount -t tmpfs -o size=45m none "$HOME"') as host:
         assert "nearly full: 47.2 MB free" in refused(host)
-        facts = replace(without_pip(host, SMALL, None), disk_kb=None)
+        facts = replace(with_uv(host, SMALL, None), disk_kb=None)
         text = refused(host, facts=facts)
         assert "unpacking uv failed" in text
         assert re.search(r"\bdisk\b", text)
@@ -463,9 +457,7 @@ def test_a_machine_with_nothing_that_makes_environments(
     with apart(home, hide) as host:
         host.env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
         text = refused(host)
-    assert f"no Python {MINOR} " in text
-    assert "no uv (" in text
-    assert "(Linux vax) either: `pip download uv` failed here" in text
+    assert "no uv, and none could be got for it here (Linux vax)" in text
     assert "sky.Image(python='/path/to/bin/python')" in text
 
 
@@ -507,7 +499,7 @@ def test_two_at_once_make_one_environment(home: Path, tmp_path: Path, uv: str) -
         SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",)
     )
     hosts = ShellHost(home, env=NO_INDEX), ShellHost(home, env=NO_INDEX)
-    facts = [without_pip(host, requirements, uv) for host in hosts]
+    facts = [with_uv(host, requirements, uv) for host in hosts]
     with ThreadPoolExecutor() as pool:
 
         def said(text: str, any_shell_word: str, event: threading.Event) -> None:
@@ -534,7 +526,7 @@ def test_setup_without_flock(home: Path, uv: str) -> None:
     share_code(home)
     with apart(home, "mount --bind /dev/null $(command -v flock)") as host:
         host.env = NO_INDEX
-        ready = setup(host, SMALL, print, without_pip(host, SMALL, uv))
+        ready = setup(host, SMALL, print, with_uv(host, SMALL, uv))
         assert probe(host, SMALL).ready
     assert Path(ready.python).exists()
 
@@ -549,7 +541,7 @@ def test_setup_on_a_file_system_without_locks(
     flock.write_text(f"#!/bin/sh\necho flock: 9: No locks available >&2\nexit {status}\n")
     flock.chmod(0o755)
     host = ShellHost(home, env={**NO_INDEX, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
-    setup(host, SMALL, print, without_pip(host, SMALL, uv))
+    setup(host, SMALL, print, with_uv(host, SMALL, uv))
     assert probe(host, SMALL).ready
 
 
@@ -560,7 +552,7 @@ def test_interrupted_setup_is_repeated(what: str, home: Path, tmp_path: Path, uv
     requirements = replace(
         SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',)
     )
-    facts = without_pip(host, requirements, uv)
+    facts = with_uv(host, requirements, uv)
     session: list[psutil.Process] = []
 
     def act(text: str) -> None:

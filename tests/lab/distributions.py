@@ -105,12 +105,11 @@ class Shelf:
 
     @property
     def of_hosts(self) -> dict[str, str]:
-        """Environment of hosts whose installers find them, and nothing else."""
+        """Environment of hosts whose installers find them."""
         found = pip_settings().get("PIP_FIND_LINKS", "")
         return {
             **pip_settings(),
             "PIP_FIND_LINKS": f"{found} {self.links}".strip(),
-            "PIP_NO_INDEX": "1",
         }
 
 

@@ -179,10 +179,9 @@ def uv(cache: Path, home: Path) -> str:
     return str(program)
 
 
-def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> HostFacts:
-    """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
-    facts = probe(host, requirements)
-    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
+def with_uv(host: RemoteShell, requirements: Requirements, uv: str | None) -> HostFacts:
+    """The host as if it had this Python alone, and this uv."""
+    return replace(probe(host, requirements), pythons=(Python(MINOR, sys.executable),), uv=uv)
 
 
 @contextmanager

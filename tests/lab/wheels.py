@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 import zipfile
@@ -71,7 +72,7 @@ def served(
                     if path.name.split("-")[0] == part[1].replace("-", "_")
                 ]
                 links = "".join(
-                    f'<a href="/files/{name.replace("+", "%2B")}" data-core-metadata="true"'
+                    f'<a href="/files/{name.replace("+", "%2B")}#sha256={sha256_of(folder / name)}" data-core-metadata="true"'
                     f"{' data-yanked' if (folder / f'{name}.yanked').exists() else ''}>{name}</a>\n"
                     for name in files
                 )
@@ -118,6 +119,12 @@ def served(
         finally:
             server.shutdown()
             thread.join()
+
+
+def sha256_of(path: Path) -> str:
+    """The hash that an index announces of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def metadata_of(path: Path) -> bytes:

@@ -24,7 +24,7 @@ import pytest
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.builds import TORCH_INDEX, download_bytes
-from skymagic.bootstrap.facts import BuildOffer, HostFacts, Python
+from skymagic.bootstrap.facts import HostFacts, PlannedWheel, Python
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import uv_for
@@ -47,16 +47,15 @@ HOST = HostFacts(
 
 
 def test_new_environment_lists_its_downloads() -> None:
-    """Sizes reported by indexes, otherwise estimates; nothing for files on the host's own disk."""
+    """Sizes reported by indexes, otherwise estimates; nothing for files on a disk."""
     wanted = replace(SMALL, packages=("numpy==2", "pandas==3", "tiny==1"))
-    offers = (
-        BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),
-        BuildOffer("pandas", "3", source="http://mirror/simple"),
-        BuildOffer("tiny", "1", nbytes=900_000_000, source="/opt/wheels"),
+    planned = (
+        PlannedWheel("numpy", "2", nbytes=70_000_000, source="pypi.org"),
+        PlannedWheel("pandas", "3", source="mirror"),
+        PlannedWheel("tiny", "1", nbytes=900_000_000, source="/opt/wheels"),
     )
-    assert download_bytes(wanted, replace(HOST, offers=offers)) == 72_000_000
-    assert download_bytes(wanted, replace(HOST, offers=offers, uv=None)) == 92_000_000
-    assert download_bytes(wanted, replace(HOST, offers=offers[2:], uv=None)) == 0
+    assert download_bytes(wanted, replace(HOST, planned=planned)) == 72_000_000
+    assert download_bytes(wanted, replace(HOST, planned=planned[2:])) == 0
     torch = replace(SMALL, packages=("torch==2.13.0",))
     assert download_bytes(torch, replace(HOST, gpus=("A100",), driver="550.1")) == 800_000_000
 
@@ -64,7 +63,7 @@ def test_new_environment_lists_its_downloads() -> None:
 def test_which_hosts_pass_on() -> None:
     """Equal hosts that can reach each other, if it saves time."""
     wanted = replace(SMALL, packages=("numpy==2",))
-    large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
+    large = (PlannedWheel("numpy", "2", nbytes=70_000_000, source="pypi.org"),)
 
     def grouped(
         *hosts: HostFacts, requirements: Requirements = wanted, alone: bool = False
@@ -80,7 +79,7 @@ def test_which_hosts_pass_on() -> None:
         assert sorted(sum(found, [])) == [str(n) for n in range(len(hosts))]
         return [group for group in found if len(group) > 1]
 
-    good = replace(HOST, offers=large)
+    good = replace(HOST, planned=large)
     assert grouped(good, good, good) == [["0", "1", "2"]]
     assert grouped(good, good, alone=True) == []
     assert grouped(good) == []
@@ -102,9 +101,9 @@ def test_which_hosts_pass_on() -> None:
     far = replace(good, boot="c", addresses=(("eth0", "8.8.8.8"),))
     assert grouped(far, replace(far, boot="d", addresses=(("eth0", "9.9.9.9"),))) == []
     assert grouped(good, good, requirements=replace(wanted, python="/opt/python")) == []
-    once = replace(wanted, commands=("git clone x",))
-    assert grouped(good, good, requirements=once) == [], "a command runs once in an environment"
-    assert grouped(without, without, requirements=once) == [["0", "1"]]
+    scoped = replace(wanted, scoped=(("https://own/simple", ("numpy",)),))
+    assert grouped(good, good, requirements=scoped) == [], "one lock has one order of indexes"
+    assert grouped(without, without, requirements=scoped) == [["0", "1"]]
 
 
 class Login:
@@ -228,7 +227,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
             stack.callback(connection.close)
             made.endpoints.append(config.endpoint(HostSpec(name, name)))
             made.connections.append(connection)
-            made.facts.append(probe(connection, wanted, True))
+            made.facts.append(replace(probe(connection, wanted), planned=()))
         yield made
 
 
@@ -268,7 +267,7 @@ def test_one_host_fetches_and_others_copy(lab: Lab, monkeypatch: pytest.MonkeyPa
         )
         assert f" from {host.home}/" in done.out
     assert lab.shown(told) == []
-    assert any(b"pip\0install" in each for each in lab.login.commands), "somebody has looked"
+    assert any(b"pip\0compile" in each for each in lab.login.commands), "somebody has looked"
 
 
 @pytest.mark.needs("sshd")

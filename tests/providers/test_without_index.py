@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.builds import platforms, shortage_of
-from skymagic.bootstrap.facts import BuildOffer, HostFacts
+from skymagic.bootstrap.builds import shortage_of, uv_platform
+from skymagic.bootstrap.facts import HostFacts, PlannedWheel
 from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
@@ -76,7 +76,7 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             notebook.run(COUNT_UPLOADS)
             shown = notebook.run(start).said
             assert re.search("gpu1, gpu2: .*index", shown)
-            assert re.search("gpu1 .*environment .*gpu2", shown)
+            assert re.search("gpu1 passes its packages on to gpu2", shown)
             assert "from here" not in shown
             once, never = notebook.value("[sent['gpu1'], sent['gpu2']]")
             assert once > 5_000_000
@@ -136,12 +136,14 @@ def test_addresses_by_which_hosts_meet() -> None:
     assert common_private_network([docker, docker]) is None
 
 
-def test_wheels_of_a_platform() -> None:
-    tags = platforms(HOST)
-    assert tags[0] == "manylinux_2_36_x86_64"
-    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(tags)
-    assert "musllinux_1_2_aarch64" in platforms(replace(HOST, libc="musl", machine="aarch64"))
-    assert "macosx_11_0_arm64" in platforms(replace(HOST, system="Darwin", machine="arm64"))
+def test_platform_is_one_that_uv_knows() -> None:
+    assert uv_platform(HOST) == "x86_64-manylinux_2_36"
+    assert uv_platform(replace(HOST, libc="glibc 2.26")) == "x86_64-manylinux_2_17"
+    assert (
+        uv_platform(replace(HOST, libc="musl", machine="aarch64")) == "aarch64-unknown-linux-musl"
+    )
+    assert uv_platform(replace(HOST, system="Darwin", machine="arm64")) == "aarch64-apple-darwin"
+    assert uv_platform(replace(HOST, machine="vax")) == ""
 
 
 def test_a_disk_that_will_not_hold_it(golden: Golden) -> None:
@@ -150,7 +152,7 @@ def test_a_disk_that_will_not_hold_it(golden: Golden) -> None:
     said = shortage_of(100_000_000, replace(HOST, disk_kb=300_000))
     golden(said)
     wanted = replace(SMALL, packages=("numpy==2.4.6",))
-    known = replace(HOST, offers=(BuildOffer("numpy", "2.4.6", "cpu", 200_000_000),))
+    known = replace(HOST, planned=(PlannedWheel("numpy", "2.4.6", 200_000_000),))
     assert explain_unusable(replace(known, disk_kb=900_000), wanted) == []
     (refused,) = explain_unusable(replace(known, disk_kb=700_000), wanted)
     golden(refused)

@@ -266,15 +266,13 @@ class _LogText(logging.Formatter):
 def _install_papermill(parent: Path) -> str:
     """Install papermill into a separate folder, which leaves the ranks' environment unchanged."""
     target = str(parent / f"papermill-{sys.version_info.major}.{sys.version_info.minor}")
-    uv = shutil.which("uv") or shutil.which("uv", path=os.path.expanduser("~/.local/bin"))
-    pip = (
-        [uv, "pip", "install", "--python", sys.executable]
-        if uv
-        else [sys.executable, "-m", "pip", "install"]
-    )
+    # an interpreter that is used as it is may have no uv beside it
+    beside = os.pathsep.join([os.path.dirname(sys.executable), os.path.expanduser("~/.local/bin")])
+    uv = shutil.which("uv", path=beside) or shutil.which("uv")
     print(f"installing papermill into {target} …", file=sys.stderr, flush=True)
-    command = [*pip, "--quiet", "--upgrade", "--target", target, "papermill"]
-    if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
+    command = [uv or "uv", "pip", "install", "--python", sys.executable, "--quiet", "--upgrade"]
+    command += ["--target", target, "papermill"]
+    if not uv or subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
         raise ModuleNotFoundError("the head is missing papermill: %sky_pip install papermill")
     return target
 

@@ -88,7 +88,7 @@ def set_up_machines(
     connections = reaching.connect(survey.clients, instances, reached, say)
     held.connections += connections  # so that they are closed even if the next steps fail
     facts = ssh.call_concurrently(
-        lambda connection: probe(connection, survey.requirements, False), connections
+        lambda connection: probe(connection, survey.requirements), connections
     )
     machines = list(map(ssh.Machine, reached, connections, facts))
 

@@ -1,44 +1,53 @@
 tell() { printf '@sky %s\n' "$*"; }
 folder='/home/it'"'"'s me/.skymagic'
-want=3.11
 env=KEY-Linux-x86_64
-python='/opt/my python/bin/python3.11'
-pip=yes
-uv=''
 incoming=token
+silent=''
+want=3.11
+python='/opt/my python/bin/python3.11'
+uv=uploaded
 wheel=skymagic-1.0-py3-none-any.whl
 code=0123456789abcdef
 backend=cpu
-torch_index=https://download.pytorch.org/whl/cpu
 no_cuda=yes
-silent=''
 sent_links=''
 sent_mark=''
 copied=''
+keeps=''
+downloading=''
+wheels_url=file:///home/it%27s%20me/.skymagic/wheels/KEY-Linux-x86_64
+adding=''
 
-<COMMON>
-
-<OWN>
-
-<BEGIN>
 <_MAIN>
-<WATCHED>
 
-<_INSTALL>
+<_ENVIRONMENT>
 
-<PIP_SETTINGS>
+<_PACKAGES>
 
-<PACKAGES>
+<UV_SETTINGS>
 
 requirements() {
     {
-        printf '%s\n' '--extra-index-url https://user:pa$$'"'"'word@example.org/simple'
+        :
+    } >"$drop/kept.txt"
+    {
+        :
+    } >"$drop/none.txt"
+    {
         printf '%s\n' numpy==2.0
         printf '%s\n' 'it'"'"'s; echo $HOME'
         printf '%s\n' 'a[b]>=1,<2'
-        printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl
+        printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/files/x-1.0-py3-none-any.whl
         :
     } >"$drop/requirements.txt"
+    {
+        printf '%s\n' pip
+        :
+    } >"$drop/pip.txt"
+    {
+        printf '%s\n' 'https://user:pa$$'"'"'word@example.org/simple'
+        :
+    } >"$drop/indexes.txt"
     {
         :
     } >"$drop/builds.txt"

@@ -1,7 +1,7 @@
 tell() { printf '@sky %s\n' "$*"; }
 folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}
 want=3.11
-key=a16a0a14701dcf43-py3.11
+key=3c1b16f2a0334248-py3.11
 code=0123456789abcdef
 ask_python=<PYTHON_PROBE>
 ask_packages=<PACKAGES_PROBE>
@@ -9,14 +9,13 @@ names=''
 seconds=8
 further='https://user:pa$$'"'"'word@example.org/simple'
 builds=''
-sizes=''
-ask_indexes=<INDEX_PROBE>
+ask_indexes=<INDEXES_PROBE>
 ask_sources=<SOURCES_PROBE>
 accelerated=''
 jax=''
 gpu_fields=index,uuid,name,memory.total,compute_mode,mig.mode.current
 gpu_users=gpu_uuid,pid,process_name,used_memory
 gpu_hold=skymagic/gpu/
-<PIP_SETTINGS>
+<UV_SETTINGS>
 
 <_BODY>

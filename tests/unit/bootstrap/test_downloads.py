@@ -1,4 +1,4 @@
-"""How far an installer is, by what pip and uv print."""
+"""How far an installer is, by what uv prints."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import pytest
 from skymagic.bootstrap.progress import Downloads, InstallProgress, InstallStep
 
 SIZES = {"torch": 700, "numpy": 200, "typing-extensions": 100}
-PIP = (
-    "Looking in indexes: https://pypi.org/simple",
-    "Collecting torch==2.13.0",
-    "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)",
-    "  Downloading torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl (184.2 MB)",
-    "Downloading https://index.example/wheels/numpy-2.1.0-cp311-cp311-linux_x86_64.whl (16 MB)",
-    "Downloading typing_extensions-4.12.2-py3-none-any.whl (37 kB)",
-    "Installing collected packages: typing-extensions, numpy, torch",
-)
 UV = (
     "Resolved 3 packages in 120ms",
     "Downloading numpy (15.6MiB)",
@@ -31,11 +22,10 @@ UV = (
 @pytest.mark.parametrize(
     ("lines", "shares"),
     [
-        (PIP, [None, None, 0.0, 0.0, 0.7, 0.9, 1.0]),
         (UV, [None, 0.0, 0.0, 0.2, 0.9, 1.0]),
         (("Downloaded other", "Downloading numpy (1MiB)"), [0.0, 0.0]),
     ],
-    ids=["pip", "uv", "others"],
+    ids=["uv", "others"],
 )
 def test_share_counts_downloaded_planned_bytes(
     lines: Sequence[str], shares: list[float | None]
@@ -48,7 +38,7 @@ def test_share_counts_downloaded_planned_bytes(
 
 def test_no_share_without_known_sizes() -> None:
     downloads = Downloads({})
-    assert {downloads.feed(line) for line in (*PIP, *UV)} == {None}
+    assert {downloads.feed(line) for line in UV} == {None}
 
 
 def test_the_steps_that_are_shown_have_their_share() -> None:
