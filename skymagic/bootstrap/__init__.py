@@ -24,7 +24,6 @@ A host keeps everything in one folder, `HostFacts.folder`:
 - ``python/``: interpreters that uv fetched.
 
 builds        choose PyTorch's build for a host; contents of a new environment, for a plan
-copying       pass folders from host to host before any of our code is installed there
 downloading   download the wheels of a lock file
 facts         the probe's output as a value
 install       install.sh

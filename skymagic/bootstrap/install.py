@@ -13,7 +13,6 @@ from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import downloading
 from skymagic.bootstrap.builds import backend_for, build_constraints, for_gpus
-from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
@@ -21,6 +20,8 @@ from skymagic.plan.image import project
 
 UPLOADED = "uploaded"
 """Value of `InstallPlan.uv` for the program that the notebook uploads."""
+COPIED = "copied"
+"""Folder with another host's files in an upload folder (`content.remote.bare_hosts`)."""
 WHEELS = "wheels"
 """Folder with wheels in an upload folder, and below skymagic's folder for other hosts."""
 FILES = "files"

@@ -3,7 +3,7 @@
 ::
 
     package index, or notebook → host 0    install.sh, which keeps the wheels
-    host 0 → host 1 → host 2 → …           wheels, uv and skymagic's code (`bootstrap.copying`)
+    host 0 ⇢ host 1 ⇢ host 2 ⇢ …           wheels, uv and skymagic's code (`content`)
     host 1, host 2, …                      install.sh, which finds them in its upload folder
 
 A host that does not receive them is set up as a single host. This way the notebook's connection and
@@ -14,32 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
-import secrets
-import threading
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from shlex import quote
-from typing import cast
 
-from skymagic.bootstrap import copying
 from skymagic.bootstrap.builds import backend_for, download_bytes, shortage_of
 from skymagic.bootstrap.facts import HostFacts
 from skymagic.bootstrap.install import WHEELS
 from skymagic.bootstrap.provision import Supply
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, fetch, kind, request_for
+from skymagic.content.remote.bare_hosts import BareHost, BareHosts
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
 from skymagic.ssh.host import HostConnection
-from skymagic.ssh.process import Process
-from skymagic.wire import tls
-from skymagic.wire.threads import run_all
+
+logger = logging.getLogger(__name__)
 
 # from this many bytes of wheels on, passing them is faster than one download per host
 WORTH_BYTES = 50_000_000
-_END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ def groups(
     for group in kinds.values():
         result += (
             [group]
-            if len(group) > 1 and common_private_network([target.facts for target in group])
+            if len(group) > 1 and share_private_network([target.facts for target in group])
             else [[target] for target in group]
         )
     return result
@@ -102,15 +96,15 @@ def _shares(target: HostPlan, requirements: Requirements) -> bool:
     return not requirements.scoped and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
 
 
-def common_private_network(hosts: Sequence[HostFacts]) -> list[str] | None:
-    """Return addresses that let the hosts reach each other, judging by their interfaces. Pure.
+def share_private_network(hosts: Sequence[HostFacts]) -> bool:
+    """Return True if hosts seem to reach each other, judging by their interfaces. Pure.
 
-    Returns None if they share no private network. A wrong guess costs a few seconds: a host that
-    cannot reach its predecessor is set up as a single host.
+    A wrong guess costs a few seconds: a host that cannot reach the others is set up as a single
+    host. The addresses that they do use are those that answer (`content.chain`).
     """
     if len({(host.boot, host.addresses) for host in hosts}) == 1 and hosts[0].boot:
         # several accounts on one machine; containers on it would have different addresses
-        return ["127.0.0.1"] * len(hosts)
+        return True
     addresses_by_host = [_private(host) for host in hosts]
     for length in (24, 16, 8):
         for network in dict.fromkeys(
@@ -122,8 +116,8 @@ def common_private_network(hosts: Sequence[HostFacts]) -> list[str] | None:
                 for addresses in addresses_by_host
             ]
             if all(in_network) and len({address[0] for address in in_network}) == len(hosts):
-                return [str(address[0]) for address in in_network]
-    return None
+                return True
+    return False
 
 
 def _private(facts: HostFacts) -> list[ipaddress.IPv4Address]:
@@ -201,10 +195,26 @@ def pass_wheels(
             host_plans,
         )
     )
-    chain = CopyChain(host_plans, requirements)
-    unused: Sequence[HostPlan] = host_plans
-    try:
-        supplies = chain.run()
+    present = {target.name: Supply() for target in receivers if _is_present(target)}
+    sharing = [target for target in host_plans if target.name not in present]
+    wheels, code = f"{WHEELS}/{first.facts.env}", f"code/{requirements.code}"
+    hosts = [
+        BareHost(target.name, target.host, target.python, target.facts.folder) for target in sharing
+    ]
+    with BareHosts(hosts, say) as stores:
+        try:
+            copies = stores.share([wheels, code]) if len(hosts) > 1 else [""]
+        except (OSError, HostError) as problem:
+            logger.warning("wheels are not passed on: host=%s reason=%s", first.name, problem)
+            copies = [""] * len(hosts)
+        finally:
+            stores.store.close()
+            first.host.run(f"rm -rf {quote(f'{first.facts.folder}/{wheels}')}", timeout=20.0)
+        supplies = present | {
+            target.name: Supply(copied=folder)
+            for target, folder in zip(sharing, copies, strict=True)
+            if folder
+        }
         if without_copy := [target.name for target in receivers if target.name not in supplies]:
             how = (
                 "sending the packages from here"
@@ -215,162 +225,14 @@ def pass_wheels(
                 f"{', '.join(without_copy)}: the packages could not be passed on from "
                 f"{first.name}; {how}"
             )
-        chain.discard(
-            [
-                target
-                for target in host_plans
-                if target.name not in supplies or not supplies[target.name].copied
-            ]
-        )
-        unused = [target for target in receivers if target.name in supplies]
         yield supplies
-        unused = ()  # install.sh has removed the copies it installed from
-    finally:
-        if unused:
-            chain.discard(unused)
+
+
+def _is_present(target: HostPlan) -> bool:
+    """Return True if a host has the environment by now, because it shares a home with the first."""
+    ready = f"{target.facts.folder}/env/{target.facts.env}/.ready"
+    return target.host.run(f"[ -f {quote(ready)} ]", timeout=20.0).status == 0
 
 
 def _step(text: str, targets: Sequence[HostPlan]) -> StartStep:
     return StartStep(text, "environment", [target.name for target in targets], None)
-
-
-class CopyChain:
-    """Programs on several hosts, each copying the files of the previous host.
-
-    Args:
-        group: hosts with a Python each; the first has the environment.
-    """
-
-    def __init__(self, group: Sequence[HostPlan], requirements: Requirements) -> None:
-        self.tokens = {target.name: secrets.token_hex(8) for target in group}
-        """Name of each host's upload folder, by host name. Hosts may share a home."""
-        self._group, self._requirements = group, requirements
-        self._env = group[0].facts.env
-        self._over = threading.Event()
-        self._processes: list[Process] = []
-
-    def run(self) -> dict[str, Supply]:
-        """Pass the wheels along the chain, and return supplies by host name.
-
-        A host that already has the environment needs nothing.
-        """
-        addresses = common_private_network([target.facts for target in self._group])
-        assert addresses is not None
-        listen = partial(self._listen, tls.certificate())
-        jobs = [
-            _Job(partial(listen, *pair), self._over)
-            for pair in zip(self._group, addresses, strict=True)
-        ]
-        try:
-            answers = dict(zip((target.name for target in self._group), run_all(jobs), strict=True))
-            links = [answer for answer in answers.values() if isinstance(answer, _Link)]
-            if not links or links[0].target is not self._group[0]:
-                return {}
-            received = run_all(
-                [
-                    partial(self._take, *pair, links[-1])
-                    for pair in zip([None, *links], links, strict=False)
-                ]
-            )
-            already_present = {name: Supply() for name, answer in answers.items() if answer is None}
-            return already_present | {
-                link.target.name: Supply(copied=self.tokens[link.target.name])
-                for link, succeeded in zip(links[1:], received[1:], strict=True)
-                if succeeded is True
-            }
-        finally:
-            self._over.set()
-            for job in jobs:  # after this returns, nothing runs on the hosts any more
-                job.ended.wait(_END_SECONDS)
-            run_all([process.close for process in self._processes], timeout=_END_SECONDS)
-
-    def _listen(self, pem: str, target: HostPlan, address: str) -> _Link | None:
-        """Start a host's program.
-
-        Returns None if the environment exists already, which happens when hosts share a home.
-        """
-        upload_folder = f"{target.facts.folder}/incoming/{self.tokens[target.name]}"
-        if self._over.is_set():
-            raise KeyboardInterrupt
-        process = target.host.open(f"exec {quote(target.python)} -I -c {quote(copying.program())}")
-        self._processes.append(process)
-        ready = f"{target.facts.folder}/env/{self._env}/.ready"
-        unless = "" if target is self._group[0] else ready
-        port = _answer(process, {"pem": pem, "address": address, "unless": unless})
-        return (
-            None
-            if port is None
-            else _Link(target, (address, cast("int", port)), process, upload_folder)
-        )
-
-    def _take(self, before: _Link | None, link: _Link, last: _Link) -> object:
-        """Let a host send or receive, and return True once everything has arrived."""
-        names = [f"{WHEELS}/{self._env}", f"code/{self._requirements.code}"]
-        request = {"folder": link.target.facts.folder, "names": names, "last": link is last}
-        if before is not None:
-            request |= {
-                "upstream": before.address,
-                "target": link.upload_folder,
-            }
-        return _answer(link.process, request)
-
-    def discard(self, targets: Sequence[HostPlan]) -> None:
-        """Remove unused upload folders, and the wheels of the first host, where reachable."""
-        folders = [
-            (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
-            for target in targets
-        ]
-        first = self._group[0]
-        if first in targets:
-            folders.append((first, f"{first.facts.folder}/{WHEELS}/{self._env}"))
-        jobs = [
-            partial(target.host.run, f"rm -rf {quote(folder)}", timeout=20.0)
-            for target, folder in folders
-        ]
-        run_all(jobs, timeout=25.0)
-
-
-@dataclass(frozen=True)
-class _Link:
-    """A host's listening program.
-
-    Attributes:
-        address: address and port for the next host.
-        upload_folder: upload folder of the host.
-    """
-
-    target: HostPlan
-    address: tuple[str, int]
-    process: Process
-    upload_folder: str
-
-
-class _Job:
-    """A call that is skipped once `over` is set. `ended` is set unless the call is running."""
-
-    def __init__(self, call: Callable[[], object], over: threading.Event) -> None:
-        self._call, self._over, self.ended = call, over, threading.Event()
-        self.ended.set()
-
-    def __call__(self) -> object:
-        self.ended.clear()
-        try:
-            if self._over.is_set():
-                raise KeyboardInterrupt
-            return self._call()
-        finally:
-            self.ended.set()
-
-
-def _answer(process: Process, request: Mapping[str, object]) -> object:
-    """Send a request to a program and return its answer. Raises HostError if it sends none."""
-    with contextlib.suppress(BrokenPipeError):  # it has ended; its standard error has the reason
-        process.write(json.dumps(request).encode() + b"\n")
-    reply = b""
-    while not reply.endswith(b"\n") and (data := process.read()):
-        reply += data
-    if not reply:
-        raise HostError(
-            process.host, f"it sent nothing: {process.complaint().splitlines()[-1:]}", code="setup"
-        )
-    return json.loads(reply)

@@ -35,7 +35,7 @@ class Door:
 
     A new connection displaces the oldest one when there are too many. A sender with the secret
     proves it within milliseconds, so strangers who hold connections open cannot keep it out.
-    `bootstrap.copying` sends this class as source text, so it needs nothing but the standard
+    `content.remote.bare_hosts` sends this module to hosts that have nothing but the standard
     library.
 
     Args:
@@ -77,7 +77,7 @@ class Door:
             return
         except OSError:
             self._close_oldest((len(self._unknown) + 1) // 2)
-            time.sleep(0.1)  # NO_DESCRIPTOR_PAUSE, which the source text sent does not include
+            time.sleep(NO_DESCRIPTOR_PAUSE)
             return
         with self._lock:
             self._unknown[sock] = None

@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 import pytest
 
-from skymagic.content.remote.bare_hosts import COPIED, BareHost, BareHosts, archive
+from skymagic.bootstrap.install import COPIED
+from skymagic.content.remote.bare_hosts import BareHost, BareHosts, archive
 from skymagic.errors import PoolError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect

@@ -17,7 +17,7 @@ from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from skymagic.providers.environment_copy import common_private_network
+from skymagic.providers.environment_copy import share_private_network
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
@@ -119,21 +119,13 @@ def test_addresses_by_which_hosts_meet() -> None:
     def facts(*addresses: str, boot: str = "") -> HostFacts:
         return replace(HOST, boot=boot, addresses=tuple(("eth0", each) for each in addresses))
 
-    assert common_private_network([facts(boot="b"), facts(boot="b")]) == ["127.0.0.1"] * 2
-    containers = [facts("10.1.0.1", boot="b"), facts("10.1.0.2", boot="b")]
-    assert common_private_network(containers) == ["10.1.0.1", "10.1.0.2"]
-    assert common_private_network(
-        [facts("10.1.0.1", "192.168.7.1"), facts("192.168.7.2", "10.2.0.1")]
-    ) == [
-        "192.168.7.1",
-        "192.168.7.2",
-    ]
-    assert (
-        common_private_network([facts("127.0.0.1", "8.8.8.8", "fe80::1"), facts("10.0.0.1")])
-        is None
-    )
+    assert share_private_network([facts(boot="b"), facts(boot="b")])
+    assert share_private_network([facts("10.1.0.1", boot="b"), facts("10.1.0.2", boot="b")])
+    far = [facts("10.1.0.1", "192.168.7.1"), facts("192.168.7.2", "10.2.0.1")]
+    assert share_private_network(far)
+    assert not share_private_network([facts("127.0.0.1", "8.8.8.8", "fe80::1"), facts("10.0.0.1")])
     docker = replace(HOST, addresses=(("docker0", "172.17.0.1"),))
-    assert common_private_network([docker, docker]) is None
+    assert not share_private_network([docker, docker])
 
 
 def test_platform_is_one_that_uv_knows() -> None:

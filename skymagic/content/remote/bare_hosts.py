@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import mmap
 import secrets
+import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
+from skymagic.bootstrap.install import COPIED
 from skymagic.cluster import Node
 from skymagic.content.remote.remote_store import RemoteStore
 from skymagic.content.store import OVERFLOW
@@ -30,8 +32,6 @@ from skymagic.wire.codec import Transport
 from skymagic.wire.store import ANY_PRIVATE, SHA256, Adopted
 from skymagic.wire.threads import run_all
 
-COPIED = "copied"
-"""Name of the folder, inside an upload folder, with the copies of another host's files."""
 _CLOSE_TIMEOUT = 15.0
 _PACKAGE = Path(__file__).resolve().parents[2]
 _ARCHIVED = {
@@ -74,6 +74,8 @@ class BareHosts:
 
     def __init__(self, hosts: Sequence[BareHost], notify: Callable[[str], None]) -> None:
         self._hosts = hosts
+        self._over = False
+        self._starting = {host.name: threading.Lock() for host in hosts}
         self._folders = [f"{host.folder}/incoming/{secrets.token_hex(8)}" for host in hosts]
         nodes = [
             Node(
@@ -93,14 +95,30 @@ class BareHosts:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        try:
+            self._clean()
+        except KeyboardInterrupt:
+            self._clean()
+            raise
+
+    def _clean(self) -> None:
+        self._over = True
         self.store.close()
         jobs = []
         for host, folder in zip(self._hosts, self._folders, strict=True):
             overflow = f"$(readlink {quote(f'{folder}/store/{OVERFLOW}')} || :)"
             script = f'rm -rf "{overflow}" {quote(folder)}'
-            jobs.append(partial(host.connection.run, script, timeout=_CLOSE_TIMEOUT))
+            jobs.append(partial(self._remove, host, script))
         with suppress(Exception):  # a later installation removes the folders after a day
             run_all(jobs, timeout=_CLOSE_TIMEOUT)
+
+    def _remove(self, host: BareHost, script: str) -> None:
+        # An upload that goes on would make the folder again.
+        self._starting[host.name].acquire(timeout=_CLOSE_TIMEOUT)
+        try:
+            host.connection.run(script, timeout=_CLOSE_TIMEOUT)
+        finally:
+            self._starting[host.name].release()
 
     def send(self, path: Path) -> list[str]:
         """Send a file to all hosts, unless it was sent, and return the paths to try on each.
@@ -170,10 +188,13 @@ class BareHosts:
     def _start(self, index: int, *_: object) -> Transport:
         host, folder = self._hosts[index], self._folders[index]
         program = f"{folder}/server.pyz"
-        data = archive()
-        host.connection.upload(program, [memoryview(data)], len(data))
         words = (host.python, "-I", program, f"{folder}/store")
-        return host.connection.open(f"umask 077; exec {' '.join(map(quote, words))}")
+        with self._starting[host.name]:
+            if self._over:
+                raise OSError("it is not needed any more")
+            data = archive()
+            host.connection.upload(program, [memoryview(data)], len(data))
+            return host.connection.open(f"umask 077; exec {' '.join(map(quote, words))}")
 
 
 def archive() -> bytes:
