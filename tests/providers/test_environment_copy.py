@@ -307,7 +307,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     """Before, during and after the copy; the next start works."""
     told: list[str] = []
     lab.forget()
-    for step in ("archive", "BareHosts.share", "BareHosts._place", "BareHosts.__exit__"):
+    for step in ("archive", "BareHosts.share", "BareHosts._place", "BareHosts._clean"):
         called, once = attrgetter(step)(bare_hosts), threading.Semaphore(1)
 
         def pressed(

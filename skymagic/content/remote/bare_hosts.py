@@ -75,7 +75,7 @@ class BareHosts:
     def __init__(self, hosts: Sequence[BareHost], notify: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._over = False
-        self._starting = {host.name: threading.Lock() for host in hosts}
+        self._busy = {host.name: threading.Lock() for host in hosts}
         self._folders = [f"{host.folder}/incoming/{secrets.token_hex(8)}" for host in hosts]
         nodes = [
             Node(
@@ -113,12 +113,12 @@ class BareHosts:
             run_all(jobs, timeout=_CLOSE_TIMEOUT)
 
     def _remove(self, host: BareHost, script: str) -> None:
-        # An upload that goes on would make the folder again.
-        self._starting[host.name].acquire(timeout=_CLOSE_TIMEOUT)
+        # What is still running there would make the folder again.
+        self._busy[host.name].acquire(timeout=_CLOSE_TIMEOUT)
         try:
             host.connection.run(script, timeout=_CLOSE_TIMEOUT)
         finally:
-            self._starting[host.name].release()
+            self._busy[host.name].release()
 
     def send(self, path: Path) -> list[str]:
         """Send a file to all hosts, unless it was sent, and return the paths to try on each.
@@ -183,13 +183,15 @@ class BareHosts:
             target = quote(f"{COPIED}/{path}")
             lines.append(f"mkdir -p {quote(f'{COPIED}/{path.parent}')}")
             lines.append(f"ln {source} {target}; chmod {file.mode & 0o700:o} {target}")
-        return self._hosts[index].connection.run("\n".join([*lines, ""])).status == 0
+        host = self._hosts[index]
+        with self._busy[host.name]:
+            return not self._over and host.connection.run("\n".join([*lines, ""])).status == 0
 
     def _start(self, index: int, *_: object) -> Transport:
         host, folder = self._hosts[index], self._folders[index]
         program = f"{folder}/server.pyz"
         words = (host.python, "-I", program, f"{folder}/store")
-        with self._starting[host.name]:
+        with self._busy[host.name]:
             if self._over:
                 raise OSError("it is not needed any more")
             data = archive()
