@@ -105,8 +105,8 @@ ADVICE = (
         "configuration (`global.cert`), or have it in the system's certificates.",
     ),
     (
-        r"no matching distribution|could not find a version|not found in the package "
-        r"registry|there (is|are) no versions? of|"
+        r"no matching distribution|could not find a version|not found in the (package "
+        r"registry|provided package locations)|there (is|are) no versions? of|"
         r"no versions? of \S+ (is|are) available|only .* (is|are) available",
         "The package indexes that {host} uses do not have this. Check the name and the version, "
         "or add other indexes with sky.Image(pip_indexes=[…]).",

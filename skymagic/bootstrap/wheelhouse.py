@@ -1,8 +1,8 @@
 """Programs and wheels that the notebook fetches for hosts.
 
 With uv, a host needs a package index but no Python. With wheels, it does not need an index either.
-uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), which also
-tells what a new environment will hold. `downloading` fetches them.
+uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), and
+`downloading` fetches them. A plan shows the same choice.
 """
 
 from __future__ import annotations
