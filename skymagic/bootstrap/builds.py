@@ -76,7 +76,7 @@ def build_constraints(pins: Iterable[str], facts: HostFacts) -> tuple[str, ...]:
     An index may still have another build that fits: those for macOS have no labels.
 
     Args:
-        pins: requirements, of which those that pin PyTorch's packages count.
+        pins: requirements; only those that pin PyTorch's packages count.
         facts: the host.
     """
     constraints = []

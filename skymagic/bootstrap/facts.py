@@ -83,6 +83,7 @@ class HostFacts:
         silent: (URL, reason) of package indexes that do not answer.
         planned: wheels that the notebook's uv has chosen for a new environment, () if it could not;
             None if it was not asked. The host's own indexes may have others.
+        gets_python: whether the notebook sends it a Python.
         env: name of the environment for the requirements.
         ready: whether the environment exists and its interpreter starts.
         own: digest by name of the notebook's own distributions installed in it.
@@ -125,6 +126,7 @@ class HostFacts:
     links: bool = False
     silent: tuple[tuple[str, str], ...] = ()
     planned: tuple[PlannedWheel, ...] | None = field(default=None, repr=False)
+    gets_python: bool = False
     env: str = ""
     ready: bool = False
     own: Mapping[str, str] = field(default_factory=dict, repr=False)

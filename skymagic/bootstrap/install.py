@@ -210,7 +210,17 @@ prepare() {
         step "unpacking uv" unpack_uv
         uv=$drop/uv
     fi
+    if [ -f "$drop/python.tar.gz" ]; then step "unpacking Python" unpack_python; fi
     uv_settings
+}
+
+unpack_python() {
+    mkdir -p "$drop/python" "$folder/python" &&
+        gzip -dc "$drop/python.tar.gz" | tar -C "$drop/python" -xof - || return
+    for one in "$drop"/python/*; do
+        [ -d "$folder/python/${one##*/}" ] || mv "$one" "$folder/python" || return
+        python=$folder/python/${one##*/}/bin/python$want
+    done
 }
 
 unpack_uv() { gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"; }

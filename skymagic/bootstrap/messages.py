@@ -59,6 +59,12 @@ class InstallFailure:
 
 
 _UV_CACHE = r"cache entry|cache is corrupt|hash mismatch|failed to extract archive"
+_NO_CONNECTION = (
+    r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
+    r"temporary failure in name resolution|network is unreachable|error sending "
+    r"request|failed to fetch|certificate"
+)
+_NO_PYTHON = r"no interpreter found|failed to download.*cpython|python-build-standalone"
 _CONTRADICTION = (
     "The packages contradict each other: the lines above say which. Change --pip or the plugins' "
     "versions."
@@ -87,7 +93,7 @@ ADVICE = (
         "build one on {host}, and name that with --pip.",
     ),
     (
-        r"no interpreter found|failed to download.*cpython|python-build-standalone",
+        _NO_PYTHON,
         "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the "
         "host reach github.com (or set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter "
         "with sky.Image(python='/path/to/bin/python').",
@@ -99,16 +105,14 @@ ADVICE = (
         "configuration (`global.cert`), or have it in the system's certificates.",
     ),
     (
-        r"no matching distribution|could not find a version|not found in the package "
-        r"registry|there (is|are) no versions? of|"
+        r"no matching distribution|could not find a version|not found in the (package "
+        r"registry|provided package locations)|there (is|are) no versions? of|"
         r"no versions? of \S+ (is|are) available|only .* (is|are) available",
         "The package indexes that {host} uses do not have this. Check the name and the version, "
         "or add other indexes with sky.Image(pip_indexes=[…]).",
     ),
     (
-        r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
-        r"temporary failure in name resolution|network is unreachable|error sending "
-        r"request|failed to fetch|certificate",
+        _NO_CONNECTION,
         "{host} does not reach its package index. Check the configuration of uv and pip there, "
         "an index that it reaches with sky.Image(pip_indexes=[…]), or use an existing environment "
         "with sky.Image(python='/path/to/bin/python').",
@@ -120,6 +124,11 @@ ADVICE = (
 def blames_cache(failure: InstallFailure) -> bool:
     """Return True if the last lines are what uv prints when its cache is damaged."""
     return bool(re.search(_UV_CACHE, "\n".join(failure.last).lower()))
+
+
+def blames_network(failure: InstallFailure) -> bool:
+    """Return True if the last lines say that a server could not be reached."""
+    return bool(re.search(f"{_NO_PYTHON}|{_NO_CONNECTION}", "\n".join(failure.last).lower()))
 
 
 def advice(failure: InstallFailure, facts: HostFacts) -> str:
@@ -203,9 +212,9 @@ def _folder_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
 def _python(facts: HostFacts, requirements: Requirements) -> list[str]:
     """Explain why no interpreter of the required version is available.
 
-    The host has none and cannot fetch one.
+    The host has none and cannot fetch one, and the notebook has none for it either.
     """
-    if not facts.unreached:
+    if not facts.unreached or facts.gets_python:
         return []
     minor = requirements.minor
     return [

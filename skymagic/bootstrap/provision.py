@@ -31,6 +31,7 @@ from skymagic.bootstrap.messages import (
     InstallFailure,
     advice,
     blames_cache,
+    blames_network,
     explain_unusable,
     lacks_uv,
 )
@@ -40,11 +41,15 @@ from skymagic.bootstrap.remote import Installation, RemoteShell, Report, SendByS
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.bootstrap.wheelhouse import (
     NoWheels,
+    PythonUnavailable,
     UvUnavailable,
     Wheelhouse,
     WheelRequest,
     fetch,
+    python_for,
+    request_for,
     uv_for,
+    with_plans,
 )
 from skymagic.errors import HostError
 from skymagic.plan.image import project
@@ -143,7 +148,7 @@ def setup(
     if not (facts.code and (facts.ready or requirements.prepared)):
         code = f"{facts.folder}/code/{requirements.code}"
         initial_facts = facts
-        _install(
+        facts = _install(
             host,
             requirements,
             facts,
@@ -154,9 +159,7 @@ def setup(
         if not facts.ready:
             # The facts predate the installation. The new environment has the notebook's own
             # distributions, and wheels from this machine if the host reaches no index.
-            facts = replace(
-                facts, own=requirements.digests, sent=supply is not None and facts.without_index
-            )
+            facts = replace(facts, own=requirements.digests, sent=facts.without_index)
     python = (
         requirements.python
         if requirements.prepared
@@ -202,7 +205,8 @@ def _install(
     report: Report,
     supply: Supply,
     on_python_ready: Callable[[str], None],
-) -> None:
+) -> HostFacts:
+    """Install, and return what is known of the host's package indexes afterwards."""
     plan = plan_install(
         requirements, facts, supply.copied or secrets.token_hex(8), wheel.running_wheel()[1]
     )
@@ -218,9 +222,35 @@ def _install(
         logger.warning("installation is tried again without the cache: host=%s", host.label)
         report("its package cache seems damaged; installing without it")
         failure = _try_install(host, replace(plan, cached=False), facts, report, on_python_ready)
+    if failure is not None and facts.indexes is None and plan.uv and blames_network(failure):
+        # The probe found no program there that could query indexes.
+        logger.warning("packages are sent: host=%s", host.label)
+        report("it reaches no package index; the packages are fetched here, and sent")
+        (facts,) = with_plans([replace(facts, indexes=0, planned=None)], requirements)
+        house = _fetch_for(host, request_for(requirements, ("pip",)), facts, report)
+        wheels = _in_folder(WHEELS, house.files)
+        plan = replace(plan, sent=house.pins)
+        failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
     if failure is not None:
         logger.warning("installation failed: host=%s", host.label)
         raise HostError(host.label, failure.reason, failure.remedy(facts), code="setup")
+    return facts
+
+
+def _fetch_for(
+    host: RemoteShell, request: WheelRequest, facts: HostFacts, report: Report
+) -> Wheelhouse:
+    """Fetch the wheels for a host that reaches no index."""
+    try:
+        return fetch(request, facts, report)
+    except NoWheels as problem:
+        what = ", ".join((*request.packages, *(Path(path).name for path in request.paths)))
+        raise HostError(
+            host.label,
+            f"{what} could not be installed: the host reaches no package index, and the wheels "
+            f"could not be fetched here either:\n{problem}",
+            code="setup-packages",
+        ) from None
 
 
 def _try_install(
@@ -272,6 +302,16 @@ def _files_to_upload(
     files: dict[str, bytes | Path] = dict(_in_folder(FILES, uploads))
     if plan.wheel:
         files[plan.wheel] = wheel.running_wheel()[2]
+    if plan.env and facts.gets_python:
+        try:
+            files["python.tar.gz"] = python_for(plan.requirements.minor, facts)
+        except (NoWheels, PythonUnavailable) as problem:
+            reason = (
+                f"it has no Python {plan.requirements.minor} and cannot fetch one, and none could "
+                f"be got for it here either:\n{problem}"
+            )
+            remedy = f"Install Python {plan.requirements.minor} there."
+            raise HostError(host.label, reason, remedy, code="setup-python") from None
     if plan.uv == UPLOADED:
         try:
             files["uv.gz"] = uv_for(facts)
@@ -395,16 +435,7 @@ def _fetch_wheels(
         tuple(paths),
         requirements.backend,
     )
-    try:
-        return fetch(request, installation.facts, report)
-    except NoWheels as problem:
-        what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
-        raise HostError(
-            host.label,
-            f"{what} could not be installed: the host reaches no package index, and the wheels "
-            f"could not be fetched here either:\n{problem}",
-            code="setup-packages",
-        ) from None
+    return _fetch_for(host, request, installation.facts, report)
 
 
 def addition_script(

@@ -1,8 +1,8 @@
 """Programs and wheels that the notebook fetches for hosts.
 
 With uv, a host needs a package index but no Python. With wheels, it does not need an index either.
-uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), which also
-tells what a new environment will hold. `downloading` fetches them.
+uv chooses wheels for the host's platform from the notebook's own indexes (`resolve`), and
+`downloading` fetches them. A plan shows the same choice.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import contextlib
 import csv
 import gzip
 import hashlib
+import io
 import logging
 import os
 import platform
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -57,11 +59,15 @@ def uv_for(facts: HostFacts) -> bytes:
         UvUnavailable: no uv exists for this platform, or no package index has it.
     """
     stem = f"uv-{facts.system}-{facts.machine}{'' if _has_glibc(facts) else '-musl'}"
+    # 60 MB become 24 MB.
+    return _cached(stem, lambda: gzip.compress(_local_uv(facts) or _download_uv(facts), 6, mtime=0))
+
+
+def _cached(stem: str, make: Callable[[], bytes]) -> bytes:
+    """Return a file of the user's cache. Make it if it is missing."""
     if (cached := _read_cached(stem)) is not None:
         return cached
-    program = _local_uv(facts) or _download_uv(facts)
-    # 60 MB become 24 MB.
-    data = gzip.compress(program, 6, mtime=0)
+    data = make()
     # If the home folder is read-only, nothing is cached.
     with contextlib.suppress(OSError):
         for old in user_cache().glob(f"{stem}*.gz"):
@@ -134,6 +140,68 @@ def _uv_in(path: Path) -> bytes:
     return program
 
 
+# -- Python ----------------------------------------------------------------------------------------
+
+
+class PythonUnavailable(SkyError):
+    """No Python can be obtained here for a host. The message has uv's last lines."""
+
+
+def python_for(minor: str, facts: HostFacts) -> bytes:
+    """Return a standalone Python for a host's platform, as a packed folder with uv's name for it.
+
+    It is cached in the user's cache folder, in the same way as `uv_for`.
+
+    Raises:
+        PythonUnavailable: there is none, or it cannot be downloaded here.
+    """
+    return _cached(f"python-{_python_name(minor, facts)}", lambda: _download_python(minor, facts))
+
+
+def _download_python(minor: str, facts: HostFacts) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="skymagic-python-") as folder:
+        command = [program(), "python", "install", "--quiet", "--no-bin", "--install-dir", folder]
+        if error := _run([*command, _python_name(minor, facts)], {}, DOWNLOAD_TIMEOUT):
+            raise PythonUnavailable(error)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+            for path in Path(folder).glob("cpython-*"):
+                if not path.is_symlink():  # uv adds links with less precise names
+                    archive.add(path, path.name)
+        return packed.getvalue()
+
+
+def _python_name(minor: str, facts: HostFacts) -> str:
+    """Return uv's name of a Python for a host's platform."""
+    if facts.system == "Darwin":
+        machine = "aarch64" if facts.machine == "arm64" else facts.machine
+        return f"cpython-{minor}-macos-{machine}-none"
+    libc = "musl" if facts.libc == "musl" else "gnu"
+    return f"cpython-{minor}-{facts.system.lower()}-{facts.machine}-{libc}"
+
+
+def _can_send_python(minor: str, facts: HostFacts) -> bool:
+    """Return True if uv knows a Python for a host's platform. Downloads nothing."""
+    before, _, after = _python_name(minor, facts).partition(f"-{minor}")
+    try:
+        command = [
+            program(),
+            "python",
+            "list",
+            "--only-downloads",
+            "--all-platforms",
+            "--all-arches",
+            minor,
+        ]
+        listed = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60.0
+        ).stdout
+    except (OSError, NoWheels, subprocess.TimeoutExpired):
+        return False
+    names = [line.split()[0] for line in listed.splitlines() if line.strip()]
+    return any(name.startswith(f"{before}-{minor}.") and name.endswith(after) for name in names)
+
+
 # -- which wheels ----------------------------------------------------------------------------------
 
 
@@ -184,6 +252,8 @@ exec "$@" $only
 def with_plans(hosts: Sequence[HostFacts], requirements: Requirements) -> list[HostFacts]:
     """Return the facts with the wheels that new environments of the hosts will hold.
 
+    Hosts without a fitting Python that cannot fetch one get it from here, if uv knows one.
+
     Hosts of one kind share a plan. A plan that is not made within `PLAN_SECONDS` stays empty.
     """
     request = request_for(requirements)
@@ -197,9 +267,22 @@ def with_plans(hosts: Sequence[HostFacts], requirements: Requirements) -> list[H
                 wheels = ()
             plans[kind(facts)] = tuple(map(_planned, wheels))
     return [
-        replace(facts, planned=plans[kind(facts)]) if _needs_plan(facts, requirements) else facts
+        replace(
+            facts,
+            planned=plans[kind(facts)],
+            gets_python=_lacks_python(facts, requirements)
+            and _can_send_python(requirements.minor, facts),
+        )
+        if _needs_plan(facts, requirements)
+        else facts
         for facts in hosts
     ]
+
+
+def _lacks_python(facts: HostFacts, requirements: Requirements) -> bool:
+    return not facts.interpreters(requirements.minor) and (
+        bool(facts.unreached) or facts.without_index
+    )
 
 
 def _needs_plan(facts: HostFacts, requirements: Requirements) -> bool:
