@@ -43,7 +43,7 @@ class HostPlan:
     Attributes:
         name: host name as users write it.
         facts: results of the inspection.
-        python: an interpreter on the host, for the program that passes wheels; "" if it has none.
+        python: an interpreter on the host that can run a value server; "" without one.
     """
 
     name: str

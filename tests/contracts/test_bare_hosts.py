@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import subprocess
 import sys
@@ -107,7 +108,9 @@ def test_the_server_needs_no_package(tmp_path: Path) -> None:
         check=True,
     )
     (ready,) = protocol.decoder(noise=True).feed(ended.stdout)
-    assert "127.0.0.1" in dict(ready.listening)
+    addresses = dict(ready.listening)
+    assert "127.0.0.1" in addresses
+    assert all(ipaddress.ip_address(each).is_private for each in addresses)
 
 
 def test_folders_of_the_first_host_go_to_the_others(hosts: Machines, tmp_path: Path) -> None:

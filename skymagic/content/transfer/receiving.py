@@ -128,7 +128,7 @@ class PartFile:
         """Remove the file unless it is whole. Safe to call twice.
 
         Args:
-            keep: keep the part of a large file, from which the next copy resumes.
+            keep: keep the part of a large file, so that the next copy resumes.
         """
         if self._descriptor >= 0:
             if self._name and not (keep and os.fstat(self._descriptor).st_size >= LARGE):
@@ -237,7 +237,7 @@ class Receiver:
         """Remove partial files and close everything. Safe to call twice.
 
         Args:
-            keep: keep the part of a large file, from which the next copy resumes.
+            keep: keep the part of a large file, so that the next copy resumes.
         """
         self._discard(keep=keep)
         self._folders.close()

@@ -52,10 +52,12 @@ class Variable:
     pickle: Callable[[], Pickled] | None = None
     """Pickles an unchanged value, which may have to travel after all; None if `facts` is whole."""
 
-    @cached_property
+    @property
     def pickled(self) -> Pickled:
         """The whole pickle."""
-        return self.facts if self.pickle is None else self.pickle()
+        if self.pickle is not None:
+            self.facts, self.pickle = self.pickle(), None
+        return self.facts
 
     @property
     def fixed(self) -> bool:

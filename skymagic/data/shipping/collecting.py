@@ -118,12 +118,7 @@ class UnchangedValues:
         """By name: contents, and facts about the pickle; None if the next cell takes a snapshot."""
 
     def inspect(self, name: str, value: object) -> tuple[Snapshot | None, Pickled | None]:
-        """Return a snapshot of a value, and facts about its pickle if it has not changed.
-
-        Return None for the snapshot of values that are not known to stay unchanged.
-        """
-        if name not in self.known:
-            return None, None
+        """Return a snapshot of a known value, and facts about its pickle if it has not changed."""
         known, snapshot = self.known[name], Snapshot.take(value)
         return known if known is not None and known[0] == snapshot else (snapshot, None)
 
@@ -294,12 +289,15 @@ class Collector:
         # By identity: an equal constant may have another type, as 1 and True do.
         if cached is not None and cached.value is value:
             return cached
-        pickle = partial(pickling.dumps, value, self.namespace, folder=self.folder)
         # Before it is pickled: if another thread changes it in between, the next cell sees that.
-        snapshot, facts = self.unchanged.inspect(name, value)
-        if facts is not None:
-            return Variable(name, value, facts, snapshot=snapshot, pickle=pickle)
-        variable = Variable(name, value, pickle(), snapshot=snapshot)
+        snapshot = None
+        if name in self.unchanged.known:
+            snapshot, facts = self.unchanged.inspect(name, value)
+            if facts is not None:
+                pickle = partial(pickling.dumps, value, self.namespace, folder=self.folder)
+                return Variable(name, value, facts, snapshot=snapshot, pickle=pickle)
+        pickled = pickling.dumps(value, self.namespace, folder=self.folder)
+        variable = Variable(name, value, pickled, snapshot=snapshot)
         # Constants cannot change, so their pickles are kept.
         if type(value) in FIXED_TYPES and variable.pickled.nbytes < INLINE:
             self._immutables[name] = variable

@@ -141,10 +141,12 @@ class Fingerprints:
                 self.known[variable.name] = previous._replace(
                     value=_reference(value), snapshot=variable.snapshot
                 )
-            self._unchanged.record(variable, changed=False)
+            if not pickled.plain:
+                self._unchanged.record(variable, changed=False)
             variable.fingerprint = previous.fingerprint
             return previous.fingerprint
-        self._unchanged.record(variable, changed=True)
+        if not pickled.plain:
+            self._unchanged.record(variable, changed=True)
         # If the same object now has another pickle, the pickle may be unstable.
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
@@ -463,10 +465,10 @@ class Comparison:
             if (
                 value.fingerprint is not None
                 or name in request.temporary
-                or self._fingerprints.recall(value)
+                or (value.snapshot is not None and self._fingerprints.recall(value))
             ):
                 continue
-            if value.pickled.plain or self._index.identify(
+            if value.facts.plain or self._index.identify(
                 value.parts, lazily=not any(name in fingerprints for fingerprints in held)
             ):
                 self._fingerprints.take(value, hashes)
