@@ -117,7 +117,7 @@ def test_a_store_of_another_user_is_refused(store: Path) -> None:
     os.chown(store, 65534, 65534)
     server = started(store)
     assert said(server) == []
-    assert f"{store} is not private to this user" in server.complaint()
+    assert "PermissionError" in server.complaint()
     server.close()
     with pytest.raises(PermissionError):
         NodeStore(store)
