@@ -187,8 +187,7 @@ def pass_wheels(
 ) -> Iterator[Mapping[str, Supply]]:
     """Pass the wheels of a group's first host to the others, which install from them.
 
-    They install while the block runs. Wheels that no host has installed from are removed at the
-    end.
+    All of them install while the block runs. Afterwards, no wheels stay on the hosts.
 
     Yields:
         Supplies by host name. A host that received nothing is missing.
@@ -228,6 +227,7 @@ def pass_wheels(
     finally:
         if unused:
             chain.discard(unused)
+        chain.discard_wheels()
 
 
 def _step(text: str, targets: Sequence[HostPlan]) -> StartStep:
@@ -315,17 +315,19 @@ class CopyChain:
         return _answer(link.process, request)
 
     def discard(self, targets: Sequence[HostPlan]) -> None:
-        """Remove unused upload folders, and the wheels of the first host, where reachable."""
-        folders = [
-            (target, f"{target.facts.folder}/incoming/{self.tokens[target.name]}")
-            for target in targets
-        ]
-        first = self._group[0]
-        if first in targets:
-            folders.append((first, f"{first.facts.folder}/{WHEELS}/{self._env}"))
+        """Remove unused upload folders from the hosts that can be reached."""
+        self._remove([(target, f"incoming/{self.tokens[target.name]}") for target in targets])
+
+    def discard_wheels(self) -> None:
+        """Remove the wheels of the first host."""
+        self._remove([(self._group[0], f"{WHEELS}/{self._env}")])
+
+    def _remove(self, folders: Sequence[tuple[HostPlan, str]]) -> None:
         jobs = [
-            partial(target.host.run, f"rm -rf {quote(folder)}", timeout=20.0)
-            for target, folder in folders
+            partial(
+                target.host.run, f"rm -rf {quote(f'{target.facts.folder}/{path}')}", timeout=20.0
+            )
+            for target, path in folders
         ]
         run_all(jobs, timeout=25.0)
 
