@@ -141,7 +141,7 @@ def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iter
         facts = [replace(probe(each, requirements), indexes=0) for each in connections]
         known = [Machine(*each) for each in zip(endpoints, connections, facts, strict=True)]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
-        known[0].set_up(requirements, say, Supply(house, keeps=True))
+        known[0].set_up(requirements, say, Supply(house, on_kept=lambda: None))
         with pass_wheels(
             [each.target(requirements) for each in known], requirements, say
         ) as copies:

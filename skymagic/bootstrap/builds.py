@@ -226,13 +226,13 @@ def _own(wheel: LocalWheel) -> Package:
 def download_bytes(requirements: Requirements, facts: HostFacts) -> int:
     """Estimate how many bytes a new environment downloads from the network.
 
-    Packages from links and indexes on a disk do not count.
+    Packages from links and indexes on a disk do not count, nor those of an unknown source.
     """
     torch = ASSUMED_TORCH_BYTES[facts.accelerated]
     return sum(
         package.nbytes or (torch if package.name in requirements.torch else ASSUMED_BYTES)
         for package in packages(requirements, facts)
-        if not package.source.startswith("/") and not package.source.endswith(" here")
+        if package.source and not re.search(r"^/| here$", package.source)
     )
 
 

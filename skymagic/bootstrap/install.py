@@ -363,7 +363,8 @@ keep() {
     fi
     if [ -d "$drop/files" ]; then cp -r "$drop/files" "$wheels"; fi
     grep -v :// "$drop/versions.txt" >"$wheels/pins.txt"
-    cp -L "$made/bin/uv" "$wheels/uv"
+    wait "$beside"  # skymagic's code goes with them
+    cp -L "$made/bin/uv" "$wheels/uv" && tell kept
 }
 """
 

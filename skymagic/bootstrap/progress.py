@@ -96,6 +96,7 @@ class InstallProgress:
             share.
         on_python_ready: called with the path of the new environment's interpreter as soon as it can
             run modules of skymagic.
+        on_kept: called once the host has all wheels, so that they can be passed on.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class InstallProgress:
         say: Callable[[str], None] = lambda line: None,
         sizes: Mapping[str, int] | None = None,
         on_python_ready: Callable[[str], None] = lambda python: None,
+        on_kept: Callable[[], None] = lambda: None,
     ) -> None:
         self._downloads = Downloads(sizes or {})
         self._report, self._hidden, self._say = report, hidden, say
-        self._on_python_ready = on_python_ready
+        self._on_python_ready, self._on_kept = on_python_ready, on_kept
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
@@ -120,7 +122,8 @@ class InstallProgress:
 
         Lines that begin with `MARK` are events of install.sh itself: ``step`` begins a step,
         ``command`` names its command, ``instead`` precedes a fallback, ``runs`` gives the path of
-        the new interpreter, and ``failed`` or ``done`` ends the script.
+        the new interpreter, ``kept`` means that wheels can be passed on, and ``failed`` or ``done``
+        ends the script.
         """
         if not line.startswith(MARK):
             # Not a line of the script itself: an installer or another program printed it.
@@ -139,6 +142,8 @@ class InstallProgress:
             self._report(self._step)
         elif name == "runs":
             self._on_python_ready(value.strip())
+        elif name == "kept":
+            self._on_kept()
         elif name == "waiting":
             self._report("waiting for another pool that creates the same environment")
         elif name == "instead":

@@ -67,12 +67,13 @@ class Supply:
     Attributes:
         house: wheels of this machine, which are sent to the host.
         copied: name of the upload folder that holds another host's wheels; "" for none.
-        keeps: whether the host keeps the wheels, to pass them on to others.
+        on_kept: called once the host has all wheels, which stay there to be passed on to others;
+            None if they do not stay.
     """
 
     house: Wheelhouse | None = None
     copied: str = ""
-    keeps: bool = False
+    on_kept: Callable[[], None] | None = None
 
 
 # -------------------------------------------------------------------------------- probe and set up
@@ -214,10 +215,11 @@ def _install(
         plan,
         sent=supply.house.pins if supply.house else (),
         copied=bool(supply.copied),
-        keeps=supply.keeps,
+        keeps=supply.on_kept is not None,
     )
     wheels = _in_folder(WHEELS, supply.house.files if supply.house else {})
-    failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
+    on_kept = supply.on_kept or (lambda: None)
+    failure = _try_install(host, plan, facts, report, on_python_ready, wheels, on_kept)
     if failure is not None and not facts.without_index and blames_cache(failure):
         logger.warning("installation is tried again without the cache: host=%s", host.label)
         report("its package cache seems damaged; installing without it")
@@ -260,6 +262,7 @@ def _try_install(
     report: Report,
     on_python_ready: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
+    on_kept: Callable[[], None] = lambda: None,
 ) -> InstallFailure | None:
     """Upload the files, unless another host has sent them, and install.
 
@@ -271,6 +274,7 @@ def _try_install(
         on_python_ready: called with the interpreter's path as soon as it can run modules of
             skymagic.
         wheels: files to upload besides what every new environment needs.
+        on_kept: called once the host has all wheels that others get from it.
 
     Returns:
         The failure, or None on success.
@@ -284,7 +288,11 @@ def _try_install(
         if package.nbytes
     }
     progress = InstallProgress(
-        report, plan.requirements.hidden, sizes=sizes, on_python_ready=on_python_ready
+        report,
+        plan.requirements.hidden,
+        sizes=sizes,
+        on_python_ready=on_python_ready,
+        on_kept=on_kept,
     )
     result = host.run(install_script(plan, facts), lines=progress.feed)
     return (

@@ -17,6 +17,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 
 from skymagic.bootstrap.builds import backend_for, download_bytes, shortage_of
@@ -29,6 +30,7 @@ from skymagic.content.remote.bare_hosts import BareHost, BareHosts
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
 from skymagic.ssh.host import HostConnection
+from skymagic.wire.threads import run_all
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +183,7 @@ def pass_wheels(
 ) -> Iterator[Mapping[str, Supply]]:
     """Pass the wheels of a group's first host to the others, which install from them.
 
-    They install while the block runs. Wheels that no host has installed from are removed at the
-    end.
+    All of them install while the block runs. Afterwards, no wheels stay on the hosts.
 
     Yields:
         Supplies by host name. A host that received nothing is missing.
@@ -195,13 +196,23 @@ def pass_wheels(
             host_plans,
         )
     )
-    present = {target.name: Supply() for target in receivers if _is_present(target)}
-    sharing = [target for target in host_plans if target.name not in present]
     wheels, code = f"{WHEELS}/{first.facts.env}", f"code/{requirements.code}"
-    hosts = [
-        BareHost(target.name, target.host, target.python, target.facts.folder) for target in sharing
-    ]
-    with BareHosts(hosts, say) as stores:
+    remove = f"rm -rf {quote(f'{first.facts.folder}/{wheels}')}"
+    with contextlib.ExitStack() as stack:
+        # By `run_all`, which raises nothing: the host may be gone by then.
+        stack.callback(run_all, [partial(first.host.run, remove, timeout=20.0)])
+        ready = run_all([partial(_is_present, target) for target in receivers])
+        present = {
+            target.name: Supply()
+            for target, is_ready in zip(receivers, ready, strict=True)
+            if is_ready is True
+        }
+        sharing = [target for target in host_plans if target.name not in present]
+        hosts = [
+            BareHost(target.name, target.host, target.python, target.facts.folder)
+            for target in sharing
+        ]
+        stores = stack.enter_context(BareHosts(hosts, say))
         try:
             copies = stores.share([wheels, code]) if len(hosts) > 1 else [""]
         except (OSError, HostError) as problem:
@@ -209,7 +220,6 @@ def pass_wheels(
             copies = [""] * len(hosts)
         finally:
             stores.store.close()
-            first.host.run(f"rm -rf {quote(f'{first.facts.folder}/{wheels}')}", timeout=20.0)
         supplies = present | {
             target.name: Supply(copied=folder)
             for target, folder in zip(sharing, copies, strict=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar, cast
 
 from skymagic import plugins
@@ -45,7 +46,7 @@ from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
-from skymagic.wire.threads import failures, run_all
+from skymagic.wire.threads import failures, run_all, start_all
 
 logger = logging.getLogger(__name__)
 
@@ -184,17 +185,33 @@ def set_up(
                     (target.name for target in group),
                     fetch_wheels_locally(group, requirements, say),
                 )
-        for group in filter(lambda group: len(group) > 1, host_groups):
-            first = group[0].name
-            supplies[first] = replace(supplies.get(first, Supply()), keeps=True)
-        call_concurrently(install, [group[0] for group in host_groups])
-        with contextlib.ExitStack() as copies:
-            for group in filter(lambda group: len(group) > 1, host_groups):
-                supplies |= copies.enter_context(pass_wheels(group, requirements, say))
-            call_concurrently(install, [target for group in host_groups for target in group[1:]])
+        sharing = [group for group in host_groups if len(group) > 1]
+        kept = {group[0].name: threading.Event() for group in sharing}
+        for name, event in kept.items():
+            supplies[name] = replace(supplies.get(name, Supply()), on_kept=event.set)
+        first_hosts = start_all([partial(install, group[0]) for group in host_groups])
+        with contextlib.ExitStack() as passing:
+            waiting = []
+            for group, first in zip(host_groups, first_hosts, strict=True):
+                if len(group) == 1:
+                    continue
+                ready = kept[group[0].name]
+                first.add_done_callback(partial(_set_event, ready))
+                ready.wait()
+                if first.done() and first.exception() is not None:
+                    continue
+                supplies |= passing.enter_context(pass_wheels(group, requirements, say))
+                waiting += group[1:]
+            others = run_all([partial(install, target) for target in waiting])
+            wait(first_hosts)
+        results_of([*(first.exception() for first in first_hosts), *others])
     finally:
         for machine in machines:
             machine.runnable.set()
+
+
+def _set_event(event: threading.Event, _: Future[None]) -> None:
+    event.set()
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
@@ -493,7 +510,16 @@ def call_concurrently(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
         RequestError: lists all mistakes, if every failure is one.
         ProvisionError: lists all failures.
     """
-    outcomes = run_all([functools.partial(call, item) for item in items])
+    return cast("list[U]", results_of(run_all([partial(call, item) for item in items])))
+
+
+def results_of(outcomes: Sequence[object]) -> Sequence[object]:
+    """Return the outcomes of `run_all` if no job has failed.
+
+    Raises:
+        RequestError: lists all mistakes, if every failure is one.
+        ProvisionError: lists all failures.
+    """
     problems = failures(outcomes)
     refusals = [problem for problem in problems if isinstance(problem, ProvisionError)]
     if len(refusals) == len(problems) > 1:
@@ -505,4 +531,4 @@ def call_concurrently(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
         ) from refusals[0]
     if problems:
         raise problems[0]
-    return cast("list[U]", outcomes)
+    return outcomes
