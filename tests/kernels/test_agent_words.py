@@ -139,13 +139,19 @@ def test_signal_just_before_a_wait_is_handled(
             assert started.wait(20) == status
 
 
-FORKSERVER = "import socket, sys; from skymagic.kernels.agent import forkserver; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), ())"
+FORKSERVER = "import socket, sys; from skymagic.kernels.agent import forkserver; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), (), sys.argv[2])"
 
 
 def test_forkserver_notices_an_exit_just_before_it_waits(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
-    command = [sys.executable, "-c", SLEEPS_THROUGH + FORKSERVER, str(theirs.fileno())]
+    command = [
+        sys.executable,
+        "-c",
+        SLEEPS_THROUGH + FORKSERVER,
+        str(theirs.fileno()),
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL), ours:
         theirs.close()
         null = os.open(os.devnull, os.O_WRONLY)
@@ -172,7 +178,8 @@ def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     with (
         subprocess.Popen(
-            [sys.executable, "-c", FORKSERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, "-c", FORKSERVER, str(theirs.fileno()), str(tmp_path)],
+            pass_fds=[theirs.fileno()],
         ),
         ours,
     ):

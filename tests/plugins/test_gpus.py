@@ -238,7 +238,8 @@ def test_the_forkserver_lets_torch_ask_nvml(tmp_path: Path) -> None:
     about = Gpus(tmp_path / "gpus", [Gpu()])
     (tmp_path / "curious.py").write_text("import torch\nassert torch.cuda.is_available()\n")
     code = (
-        "import os, torch\nfrom skymagic.kernels.agent import forkserver\nforkserver.preload(['curious'])\n"
+        "import os, torch\nfrom skymagic.kernels.agent import forkserver\n"
+        f"forkserver.preload(['curious'], {str(tmp_path)!r})\n"
         f"assert {forkserver.NVML_CHECK!r} not in os.environ\n"
         "pid = os.fork()\nif not pid:\n    torch.cuda.set_device(0); os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )

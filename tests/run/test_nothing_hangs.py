@@ -278,7 +278,8 @@ def test_cleanup_after_an_interrupt_is_awaited(notebook: Notebook) -> None:
         notebook.finish(cell)
     finally:
         notebook.run(PATIENT)
-    assert kept(notebook) == ["saved"] * 4, f"{cell.text}\n{cell.error}"
+    shown = notebook.run("%%sky_broadcast -o found\nglobals().get('kept')")
+    assert notebook.value("found") == ["saved"] * 4, f"{cell.text}\n{cell.error}\n{shown.text}"
 
 
 def test_repeated_interrupt_does_not_cut_cleanup_short(notebook: Notebook) -> None:
@@ -385,6 +386,39 @@ def test_an_import_is_not_torn(notebook: Notebook) -> None:
     assert cell.error.ename == "RunInterrupted"
     notebook.run("%%sky_broadcast -o whole\nslow_to_import.whole, 'kept' in globals()")
     assert notebook.value("whole") == [(True, True)] * 4
+
+
+@pytest.mark.parametrize(
+    "locks",
+    [
+        pytest.param("logger.setLevel(10); logger.isEnabledFor(20)", id="logging"),
+        pytest.param("with condition: pass", id="condition"),
+        pytest.param("os.waitpid(os.fork() or os._exit(0), 0)", id="fork"),  # logging's lock
+    ],
+)
+def test_an_interrupt_leaves_no_lock_locked(notebook: Notebook, locks: str) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport concurrent.futures, logging, threading\nimport warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)  # of forks beside threads\n"
+        "condition, logger = threading.Condition(), logging.getLogger('of a cell')\n"
+        "executor = concurrent.futures.ThreadPoolExecutor(1)\n"
+        "def is_free(lock): return lock.acquire(timeout=5) and not lock.release()"
+    )
+    for _ in range(5):
+        cell = notebook.start(
+            f"%%sky_broadcast --only all\nprint('begun', flush=True)\nwhile True:\n"
+            f"    {locks}\n    for _ in range(100): pass"
+        )
+        notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+        notebook.interrupt()
+        notebook.finish(cell)
+        assert cell.error is not None
+        assert cell.error.ename == "RunInterrupted"
+        notebook.run(
+            "%%sky_broadcast -o free\n"
+            "[executor.submit(is_free, lock).result() for lock in (logging._lock, condition)]"
+        )
+        assert notebook.value("free") == [[True, True]] * 4
 
 
 # ------------------------------------------------------------------------------------------- time limits and stalls

@@ -151,7 +151,12 @@ class Agent:
         # the forkserver must close these: a copy would keep a link or a lock open
         foreign = {*links, *self.directories.locks}
         self._ranks.forkserver = Forkserver(
-            self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
+            self._loop,
+            self.spec.preload,
+            self._ranks.make_profile(),
+            foreign,
+            self._ranks.on_forkserver,
+            self._send,
         )
         self._loop.watch(self._link_in, self._on_link)
         self._watch_parent()

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from skymagic.kernels.agent import forkserver
 from skymagic.kernels.fork import EventLoop, fork
@@ -30,6 +31,7 @@ class Forkserver:
 
     Args:
         preload: modules that it imports first.
+        profile: directory that serves as the IPython profile of its ranks.
         foreign: descriptors of the agent that it closes: holding one of them keeps a link open.
         on_message: called with RankForked and ChildExited.
         send: sends the notebook AgentFailed if it ends by itself.
@@ -39,6 +41,7 @@ class Forkserver:
         self,
         loop: EventLoop,
         preload: Iterable[str],
+        profile: Path,
         foreign: set[int],
         on_message: Sink,
         send: Sink,
@@ -50,7 +53,7 @@ class Forkserver:
         def serve() -> None:
             for fd in {self._channel.fileno(), *foreign} - {forkserver_end.fileno(), 0, 1, 2}:
                 os.close(fd)
-            forkserver.serve(forkserver_end, tuple(preload))
+            forkserver.serve(forkserver_end, tuple(preload), str(profile))
 
         self._pid = fork(serve)
         logger.info("forkserver started: pid=%s", self._pid)

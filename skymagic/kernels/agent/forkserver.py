@@ -75,10 +75,10 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
     return spec, fds
 
 
-def preload(modules: Sequence[str]) -> None:
-    """Import what ranks will need.
+def preload(modules: Sequence[str], profile: str) -> None:
+    """Import what ranks will need, and create their kernel.
 
-    A module that fails is left to the rank, which reports the error properly.
+    What fails is left to the rank, which reports the error properly.
     """
     # makes torch ask NVML, not the driver, which would be unusable in every process forked from
     # here
@@ -92,14 +92,23 @@ def preload(modules: Sequence[str]) -> None:
             traceback.print_exc()
     if check == "1":
         os.environ.pop(NVML_CHECK)  # in a rank, torch asks the driver itself
+    try:
+        sys.modules[processes.RANK].prepare(profile)
+    except Exception as problem:
+        logger.warning("kernel is not prepared: error=%s", type(problem).__name__)
+        traceback.print_exc()
     gc.freeze()  # shared pages stay shared: the collector does not write into them
     gc.enable()
 
 
-def serve(channel: socket.socket, modules: Sequence[str]) -> None:
+def serve(channel: socket.socket, modules: Sequence[str], profile: str) -> None:
     """Fork ranks on request and report the end of each, until the agent closes the channel or ends.
 
     Then end every process that the ranks left behind.
+
+    Args:
+        modules: what is imported before.
+        profile: directory that serves as the IPython profile of the ranks.
     """
     debug_log.setup_beside("forkserver")
     os.setpgid(0, 0)  # ending the agent's group leaves this process the time to tidy up
@@ -108,7 +117,7 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)  # the import below may be long
     logger.debug("forkserver imports: %s", ", ".join(modules) or "nothing")
-    preload(modules)
+    preload(modules, profile)
     logger.info("forkserver ready: pid=%s", os.getpid())
     adopt()
     for number in (*ENDING, *PASSED_ON):  # this process ends with the channel, not on a signal

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.directories import Directories
@@ -163,7 +164,12 @@ class Ranks:
         for folder in self._directories.restore():
             logger.warning("folder was deleted and is created again: path=%s", folder)
             self._tell(f"{folder} was deleted while the pool was running; it is created again")
+        self.make_profile()
+
+    def make_profile(self) -> Path:
+        """Create the directory that serves as the ranks' IPython profile, if it is missing."""
         self._profile.mkdir(exist_ok=True)
+        return self._profile
 
     def _spawn(self, spec: wire.RankSpec) -> None:
         self._replace(spec.rank)

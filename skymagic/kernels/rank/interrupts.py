@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that arrived during an import is repeated."""
+LOCK_RETRY_SECONDS = 0.001
+"""The same for one that arrived while a lock was taken or released."""
+MAX_LOCK_SECONDS = 1.0
+"""Seconds for which it is repeated: the thread may wait for the lock forever."""
 
 
 def importing(frame: FrameType | None) -> bool:
@@ -41,6 +45,26 @@ def importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+LOCKING_CODE = {threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__}
+LOGGING_FILE = logging.Logger.debug.__code__.co_filename
+
+
+def locking(frame: FrameType | None) -> bool:
+    """Return True if this frame takes or releases a lock, which an interrupt could leave locked.
+
+    `logging` takes its lock also for each fork. If it stayed locked, no other thread of the rank
+    could log, and the rank would answer nothing any more. A frame of the handler of another
+    interrupt counts too, because that one may have arrived at such a place.
+    """
+    if frame is not None and (
+        frame.f_code in LOCKING_CODE or frame.f_code.co_filename == LOGGING_FILE
+    ):
+        return True
+    while frame is not None and frame.f_code is not Interrupts.on_sigint.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Interrupts:
@@ -59,12 +83,14 @@ class Interrupts:
         """
         # counts orders, so that a delayed interrupt cannot hit the next one
         self._order_count = 0
+        self._lock_deadline: float | None = None
 
     def begin(self) -> None:
         """Reset the state for the next order."""
         self.was_raised = self._was_handled = self._repeated = self._resent = False
         self.stopped_at = ()
         self._order_count += 1
+        self._lock_deadline = None
 
     def on_sigint(self, _: int, frame: FrameType | None) -> None:
         """Handle SIGINT. Raises KeyboardInterrupt if that is allowed now."""
@@ -72,12 +98,13 @@ class Interrupts:
             # A module whose import is interrupted may never be importable again (torch._dynamo is
             # one). The interrupt counts as not handled: when it is repeated, the rank may wait in a
             # collective, where only a release reaches it (DDP's first step imports).
-            logger.debug("interrupt is postponed, because a module is being imported")
-            count = self._order_count
-            threading.Timer(
-                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.repeat()
-            ).start()
+            self._postpone(IMPORT_RETRY_SECONDS, "a module is being imported")
             return
+        if self.allowed and locking(frame):
+            self._lock_deadline = self._lock_deadline or time.monotonic() + MAX_LOCK_SECONDS
+            if time.monotonic() < self._lock_deadline:
+                self._postpone(LOCK_RETRY_SECONDS, "a lock is being taken or released")
+                return
         self._was_handled = True
         if not self.allowed:
             return
@@ -104,6 +131,20 @@ class Interrupts:
             stacks.of_task(self._kernel, awaited)
         )
         awaited.get_loop().call_soon_threadsafe(awaited.cancel)
+
+    def _postpone(self, seconds: float, why: str) -> None:
+        logger.debug("interrupt is postponed: %s", why)
+        threading.Timer(seconds, self._interrupt_later, [self._order_count]).start()
+
+    def _interrupt_later(self, order: int) -> None:
+        """Repeat a postponed interrupt, unless the order has ended."""
+        main = threading.main_thread().ident
+        if order != self._order_count or not self.allowed or main is None:
+            return
+        if self.was_raised:
+            self.repeat()
+        else:  # a cell that handles an exception does not clean up after an interrupt yet
+            self._resend(main)
 
     # -- called on the control thread --------------------------------------------------------------
 

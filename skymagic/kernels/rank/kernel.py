@@ -114,40 +114,44 @@ class RunMemory:
 
 
 class RankKernel(IPythonKernel):
-    """Kernel that carries out orders, one after another; everything else is ipykernel's."""
+    """Kernel that carries out orders, one after another; everything else is ipykernel's.
+
+    The forkserver creates it, so that ranks share its memory; `attach` makes it a rank's.
+    """
 
     shell_class = Type(RankShell)
     shell_channel_thread: Any
+    interrupts: Interrupts
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # ipykernel 7 asks it whether a top-level await runs on the main thread
-        self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
         self._parent: JsonObject = {}
         """Stands in for the Jupyter message that would have started the cell."""
         # Out[…] would keep every result alive, GPU memory included. A cache_size of 0 is read when
         # the hook is created, and would disable `_` too.
         self.shell.displayhook.do_full_cache = False
-        self._context = context.current()
-        self._namespace = RankNamespace(
-            self.shell.user_ns,
-            self._context.store,
-            self._context.info.rank,
-            self._context.info.node,
-        )
-        self.shell.compile.compiled = self._namespace.reads.add_compiled
-        self._stdio = Stdio()
-        self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
-        self.interrupts = Interrupts(self)
-        # open as long as the process
-        self._stack_file = open(f"{self._context.log}.stack", "ab", buffering=0)  # noqa: SIM115
-        stacks.dump_stack_on_signal(self._stack_file)
         self._post_mortem: PostMortem | None = None
         """Debugger on the frames of the last cell's error, which it keeps alive."""
         self.runs = RunMemory()
         self.shell.events.register("post_run_cell", self._keep_result)
+
+    def attach(self, rank: context.Context) -> None:
+        """Become the kernel of a rank, in its process."""
+        # ipykernel 7 asks it whether a top-level await runs on the main thread
+        self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
+        self._context = rank
+        self._namespace = RankNamespace(
+            self.shell.user_ns, rank.store, rank.info.rank, rank.info.node
+        )
+        self.shell.compile.compiled = self._namespace.reads.add_compiled
+        self._stdio = Stdio()
+        self._flusher = Flusher()
+        self.interrupts = Interrupts(self)
+        # open as long as the process
+        self._stack_file = open(f"{rank.log}.stack", "ab", buffering=0)  # noqa: SIM115
+        stacks.dump_stack_on_signal(self._stack_file)
         hide_handler_frames()
         refuse_debuggers()
         refuse_launchers()
