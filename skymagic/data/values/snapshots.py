@@ -46,7 +46,7 @@ class Snapshot:
     @classmethod
     def take(cls, value: object) -> Snapshot | None:
         """Return a snapshot of a value, or None if it has too few arrays, or anything else."""
-        if type(value) not in _NESTED or len(value) < LEAST // 10:  # type: ignore[arg-type]
+        if type(value) not in _NESTED:
             return None
         try:
             objects = _flat(value)

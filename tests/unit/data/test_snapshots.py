@@ -134,5 +134,10 @@ def test_what_is_not_small_and_plain_is_pickled(add: Callable[[], Any]) -> None:
     assert Snapshot.take({**state(), "odd": add()}) is None
 
 
+def test_arrays_may_be_nested() -> None:
+    assert Snapshot.take({"model": state()}) is not None
+    assert Snapshot.take(([state()],)) is not None
+
+
 def test_few_arrays_are_pickled() -> None:
     assert Snapshot.take({str(n): np.zeros(3) for n in range(LEAST - 1)}) is None
