@@ -278,7 +278,7 @@ def test_how_busy_the_cores_were() -> None:
 @pytest.mark.parametrize(
     ("text", "held"),
     [
-        ("import skymagic.content", True),
+        ("import skymagic.data.values", True),
         ("from skymagic.data import capture", True),
         ("from skymagic import database", False),
         ("", False),
