@@ -64,6 +64,7 @@ _NO_CONNECTION = (
     r"temporary failure in name resolution|network is unreachable|error sending "
     r"request|failed to fetch|certificate"
 )
+_OTHER_PLATFORM = r"incompatible with the current platform|has no wheels with a matching"
 _NO_PYTHON = r"no interpreter found|failed to download.*cpython|python-build-standalone"
 _CONTRADICTION = (
     "The packages contradict each other: the lines above say which. Change --pip or the plugins' "
@@ -88,9 +89,9 @@ ADVICE = (
         "its contents are downloaded again.",
     ),
     (
-        r"incompatible with the current platform",
-        "A wheel is compiled for another kind of machine, or for another Python than {minor}: "
-        "build one on {host}, and name that with --pip.",
+        _OTHER_PLATFORM,
+        "A package has no wheel for this kind of machine and Python {minor}: build one on {host}, "
+        "and name that with --pip.",
     ),
     (
         _NO_PYTHON,
@@ -124,6 +125,11 @@ ADVICE = (
 def blames_cache(failure: InstallFailure) -> bool:
     """Return True if the last lines are what uv prints when its cache is damaged."""
     return bool(re.search(_UV_CACHE, "\n".join(failure.last).lower()))
+
+
+def blames_platform(failure: InstallFailure) -> bool:
+    """Return True if a wheel does not run on the host."""
+    return bool(re.search(_OTHER_PLATFORM, "\n".join(failure.last)))
 
 
 def blames_network(failure: InstallFailure) -> bool:

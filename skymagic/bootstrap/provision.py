@@ -32,6 +32,7 @@ from skymagic.bootstrap.messages import (
     advice,
     blames_cache,
     blames_network,
+    blames_platform,
     explain_unusable,
     lacks_uv,
 )
@@ -235,7 +236,8 @@ def _install(
         failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
     if failure is not None:
         logger.warning("installation failed: host=%s", host.label)
-        raise HostError(host.label, failure.reason, failure.remedy(facts), code="setup")
+        code = "setup-wheel" if blames_platform(failure) else "setup"
+        raise HostError(host.label, failure.reason, failure.remedy(facts), code=code)
     return facts
 
 
@@ -419,7 +421,7 @@ def add(
             host.label,
             f"{what} could not be installed: {failure.step} failed\n{output}",
             advice(failure, facts),
-            code="setup-packages",
+            code="setup-wheel" if blames_platform(failure) else "setup-packages",
         )
 
 

@@ -134,6 +134,16 @@ def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
     assert versions(host, ready, "sky-damaged") == {"sky-damaged": "1.0"}
 
 
+def test_a_wheel_of_another_platform_is_refused_by_name(
+    host: ShellHost, index: Path, uv: str, tmp_path: Path
+) -> None:
+    path = make_wheel(tmp_path, "sky-compiled", "1.0")
+    other = path.rename(tmp_path / "sky_compiled-1.0-cp39-cp39-linux_riscv64.whl")
+    wanted = replace(SMALL, files=((str(other), "digest"),))
+    with raises(HostError, "setup-wheel", r"(?s)sky-compiled==1.0 .*--pip"):
+        setup(host, wanted, print, with_uv(host, wanted, uv))
+
+
 @pytest.mark.needs("mounts")
 def test_disk_full_during_a_download(home: Path, index: Path, uv: str) -> None:
     path = make_wheel(index, "sky-large", "1.0")

@@ -416,7 +416,7 @@ def test_unusable_interpreter_is_explained(golden: Golden) -> None:
         ("error: No interpreter found for Python 3.14 in managed installations", "uv found no Python 3.11"),
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
         ("error: Failed to deserialize cache entry", "uv's cache on node is damaged"),
-        ("  Caused by: A path dependency is incompatible with the current platform: /x.whl", "another kind of machine"),
+        ("  Caused by: A path dependency is incompatible with the current platform: /x.whl", "no wheel for this kind"),
         ("Segmentation fault", "create the pool again"),
     ],
 )  # fmt: skip
