@@ -268,7 +268,7 @@ def _install_papermill(parent: Path) -> str:
     target = str(parent / f"papermill-{sys.version_info.major}.{sys.version_info.minor}")
     # an interpreter that is used as it is may have no uv beside it
     beside = os.pathsep.join([os.path.dirname(sys.executable), os.path.expanduser("~/.local/bin")])
-    uv = shutil.which("uv", path=beside) or shutil.which("uv")
+    uv = shutil.which("uv") or shutil.which("uv", path=beside)
     print(f"installing papermill into {target} …", file=sys.stderr, flush=True)
     command = [uv or "uv", "pip", "install", "--python", sys.executable, "--quiet", "--upgrade"]
     command += ["--target", target, "papermill"]
