@@ -152,12 +152,12 @@ class PythonUnavailable(SkyError):
 
 
 def python_for(minor: str, facts: HostFacts) -> bytes:
-    """Return a standalone Python for a host's platform, as a packed folder with uv's name for it.
+    """Return a standalone Python for a host's platform, as a packed folder.
 
     It is cached in the user's cache folder, in the same way as `uv_for`.
 
     Raises:
-        PythonUnavailable: there is none, or it cannot be downloaded here.
+        PythonUnavailable: uv knows none, or it cannot be downloaded here.
     """
     return _cached(f"python-{_python_name(minor, facts)}", lambda: _download_python(minor, facts))
 

@@ -88,3 +88,5 @@ def test_a_host_without_python_and_internet_gets_both(
         assert probe(host, wanted).without_index, "later packages are sent too"
         assert list(home.glob(".skymagic/incoming/*")) == []
     assert any("sent" in line for line in told)
+    for house in wheelhouse._houses.values():
+        house.folder.cleanup()
