@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
@@ -133,7 +134,8 @@ def _download(wheel: LockedWheel, folder: Path, opener: OpenerDirector) -> None:
             return
         except (OSError, EOFError) as problem:
             refused = isinstance(problem, HTTPError) and problem.code < 500
-            if refused or attempt == ATTEMPTS:
+            untrusted = isinstance(getattr(problem, "reason", None), ssl.SSLCertVerificationError)
+            if refused or untrusted or attempt == ATTEMPTS:
                 raise OSError(f"{wheel.file} could not be downloaded: {problem}") from problem
         time.sleep(attempt)
 
@@ -176,15 +178,32 @@ def _basic(user: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
+def is_insecure(url: str) -> bool:
+    """Return True if ``UV_INSECURE_HOST`` names the server: ``host``, ``host:port`` or a URL."""
+    server = urlsplit(url)
+    for entry in os.environ.get("UV_INSECURE_HOST", "").split():
+        named = urlsplit(entry if "://" in entry else f"//{entry}")
+        if named.hostname == server.hostname and named.port in (None, server.port or 443):
+            return True
+    return False
+
+
+class _HttpsHandler(HTTPSHandler):
+    """Checks the certificates of all servers but those that the user has excepted."""
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        certificates = ssl.create_default_context()  # of SSL_CERT_FILE
+        if is_insecure(req.full_url):
+            certificates.check_hostname = False
+            certificates.verify_mode = ssl.CERT_NONE
+        return self.do_open(HTTPSConnection, req, context=certificates)
+
+
 def _opener() -> OpenerDirector:
     proxies = getproxies()
     if everywhere := proxies.get("all"):
         proxies = {"http": everywhere, "https": everywhere, **proxies}
-    certificates = ssl.create_default_context()  # of SSL_CERT_FILE
-    if os.environ.get("UV_INSECURE_HOST"):
-        certificates.check_hostname = False
-        certificates.verify_mode = ssl.CERT_NONE  # the hashes of the lock are checked
-    return build_opener(ProxyHandler(proxies), HTTPSHandler(context=certificates))
+    return build_opener(ProxyHandler(proxies), _HttpsHandler)
 
 
 def main() -> None:
