@@ -25,6 +25,7 @@ from skymagic.display.live import (
     show,
     write,
 )
+from skymagic.display.plain_lines import last_line
 from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
@@ -246,7 +247,10 @@ class NotebookScreen(Screen):
 
 def print_note(text: str) -> None:
     """Print a line by skymagic itself."""
-    print_sanitized(text, own_stream())
+    stream = own_stream()
+    if stream is not None:
+        last_line.erase(stream)
+    print_sanitized(text, stream)
 
 
 def show_object(shown: Displayable, *, apart: bool = False) -> None:
