@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Error, expect, sync_playwright
+from playwright.sync_api import Error, FloatRect, expect, sync_playwright
 
 from tests.lab import terminal
 from tests.lab.browser import CHROMIUM, COUNTED, IDLE, Browser, chromium, opened
@@ -116,7 +116,7 @@ IN_NOTEBOOK_7 = (
     "    sky.report(step=step, total=200, loss=1 / (step + 1))\n    if step % 20 == 0:\n        print('step', step)",
 )
 IN_TERMINAL = (
-    "import time, skymagic as sky\\nfor epoch in range(20):\\n    print('epoch', epoch)\\n    for step in range(5):\\n        time.sleep(0.1)\\n"
+    "import time, skymagic as sky\nfor epoch in range(20):\n    print('epoch', epoch)\n    for step in range(5):\n        time.sleep(0.1)\n"
     "        sky.report(step=5 * epoch + step, total=100, loss=1 / (epoch + 1))"
 )
 SCREEN = """<body style="margin: 0"><pre id="screen" style="display: inline-block; margin: 0; padding: 14px 18px; border-radius: 6px;
@@ -228,22 +228,26 @@ def take_in_notebook_7(folder: Path) -> None:
         shown = browser.outputs(1)
         expect(shown.get_by_role("button", name="stop")).to_be_visible()
         expect(shown).to_contain_text("step 40")
-        browser.page.screenshot(path=str(folder / "notebook-7.png"), animations="disabled")
+        clip: FloatRect = {"x": 0, "y": 0, "width": 1100, "height": 580}
+        browser.page.screenshot(
+            path=str(folder / "notebook-7.png"), animations="disabled", clip=clip, style=BARE
+        )
         browser.interrupt()
         expect(shown).to_contain_text("interrupted")
 
 
 def take_in_terminal(folder: Path) -> None:
     """A running cell in IPython: the rows of the terminal, drawn by the browser."""
-    setup = ("%config SkyMagic.view_after = 0.3",)
     with (
         tempfile.TemporaryDirectory(prefix="pictures-") as place,
-        terminal.opened(Path(place), *setup) as shell,
+        terminal.opened(Path(place)) as shell,
     ):
+        (Path(place) / "train.py").write_text(IN_TERMINAL)
         begin = len(shell.received)
         shell.run("%load_ext skymagic")
         shell.run("%sky_pool --ranks 2")
-        shell.type(f'get_ipython().run_cell_magic("sky_broadcast", "", """{IN_TERMINAL}""")')
+        shell.run('source = open("train.py").read()')
+        shell.type('get_ipython().run_cell_magic("sky_broadcast", "", source)')
         shell.read("epoch 4")
         shell.read(r"loss \S+")
         shown = [row for row in terminal.rows(shell.received[begin:]) if row]

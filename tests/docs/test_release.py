@@ -68,14 +68,14 @@ def test_the_version_comes_from_the_tag(copy: Path) -> None:
 def test_what_is_no_tag_of_a_release_is_refused(copy: Path, tag: str) -> None:
     done = released(copy, tag)
     assert done.returncode == 2
-    assert "is not a tag of a release" in done.stderr
+    assert done.stderr.startswith(f"{tag} is not")
     assert not (copy / "dist").exists()
 
 
 def test_a_release_without_a_changelog_is_refused(copy: Path) -> None:
     done = released(copy, "v9.8.7")
     assert done.returncode == 2
-    assert "CHANGELOG.md has no section '## [9.8.7]'" in done.stderr
+    assert "'## [9.8.7]'" in done.stderr
     assert 'version = "9.8.7"' not in (copy / "pyproject.toml").read_text()
 
 

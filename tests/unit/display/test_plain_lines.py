@@ -77,8 +77,8 @@ def test_line_is_cut_to_the_width_of_the_terminal(terminal: Terminal) -> None:
 
 def test_next_cell_begins_at_the_start_of_a_line(terminal: Terminal) -> None:
     line = LastLine()
-    written(line, terminal, "without an end")
+    written(line, terminal, "loading …")
     terminal.write("\n")
     line.begin()
     line.show(terminal, "2 ranks")
-    assert terminal.rows() == ["without an end", "2 ranks"]
+    assert terminal.rows() == ["loading …", "2 ranks"]
