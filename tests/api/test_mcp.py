@@ -7,11 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skymagic.api import logs
+from skymagic.wire import queries
 from tests.lab.desk import COMMAND, Desk, nothing_left
 from tests.lab.notebook import ROOT, opened
 
@@ -177,6 +180,22 @@ def test_stacks_of_a_pool_that_a_notebook_uses(agent: Agent, desk: Desk) -> None
         notebook.finish(cell)
         assert agent.call("stacks", pool="held")["ranks"]["0"]["state"] == "idle"
         notebook.run("%sky_down held")
+
+
+def test_a_reader_can_ask_for_stacks_and_nothing_else(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", desk.env["XDG_STATE_HOME"])
+    refused: tuple[queries.Query[Any], ...] = (
+        queries.INTERRUPT,
+        queries.RELEASE,
+        queries.RESCAN,
+        queries.VARIABLES,
+    )
+    with closing(logs.open_reader(desk.pool)) as reader:
+        for changing in refused:
+            assert reader.agents.ask([0, 1], changing, timeout=0.5) == {}
+        assert set(reader.agents.ask([0, 1], queries.STACK, timeout=30)) == {0, 1}
 
 
 def test_down_wants_the_name_twice(agent: Agent, desk: Desk) -> None:
