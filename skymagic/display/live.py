@@ -20,6 +20,7 @@ from skymagic.display.ipykernel6 import cell_stream, clear_output, displays_in_c
 from skymagic.display.plain_lines import (
     LastLine,
     PrintedLines,
+    is_terminal,
     last_line,
     printed_lines,
     redraws_last_line,
@@ -95,7 +96,7 @@ def plain_progress() -> PrintedLines | LastLine | None:
     if stream is None or is_noninteractive() or in_notebook():
         return None
     # before the kernel is considered: IPython in a terminal has none
-    if stream.isatty():
+    if is_terminal(stream):
         return last_line if redraws_last_line(stream) else printed_lines
     return printed_lines if own_kernel() is not None else None
 
@@ -230,7 +231,7 @@ def show(content: DisplayData, *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         send_collected()
-        last_line.erase(sys.stdout)
+        last_line.erase()
         publisher = InteractiveShell.instance().display_pub
         with displays_in_cell(publisher):
             publisher.publish(
@@ -304,7 +305,7 @@ class StatusLine:
         if self._area is not None:
             self._area.draw(text)
         elif (stream := own_stream()) is not None:
-            last_line.erase(stream)
+            last_line.erase()
             stream.write(f"{text}\n")
             stream.flush()
         self._area = None

@@ -59,6 +59,8 @@ class LastLine:
 
     def __init__(self) -> None:
         self._text = ""
+        self._stream: Any = None
+        """The terminal that shows it."""
         self._unfinished = False
         """True if the last text that was written above did not end its line."""
         self._lock = threading.RLock()
@@ -71,26 +73,32 @@ class LastLine:
             shown = text[: shutil.get_terminal_size().columns - 1]
             stream.write(f"\r{shown.ljust(len(self._text))}")
             stream.flush()
-            self._text = shown
+            self._text, self._stream = shown, stream
 
-    def erase(self, stream: Any) -> None:
+    def erase(self) -> None:
         """Remove the line. Safe to call twice."""
         with self._lock:
             if self._text:
-                stream.write(f"\r{' ' * len(self._text)}\r")
-                stream.flush()
+                self._stream.write(f"\r{' ' * len(self._text)}\r")
+                self._stream.flush()
             self._text = ""
 
     @contextmanager
     def above(self, stream: Any, text: str) -> Iterator[None]:
-        """Erase the line while the caller writes `text`, and show it again below."""
+        """Erase the line while the caller writes `text`, and show it again below.
+
+        Does nothing if the text goes elsewhere, such as standard output into a file.
+        """
+        if not is_terminal(stream):
+            yield
+            return
         with self._lock:
             line = self._text
-            self.erase(stream)
+            self.erase()
             yield
             self._unfinished = not text.endswith("\n")
             if line:  # at once: after half a second it would flicker with each line of output
-                self.show(stream, line)
+                self.show(self._stream, line)
 
     def begin(self) -> None:
         """Forget text of earlier cells: the cursor is at the beginning of a line."""
@@ -98,9 +106,20 @@ class LastLine:
             self._unfinished = False
 
 
+def is_terminal(stream: Any) -> bool:
+    """Return True if the stream is a terminal."""
+    try:
+        return bool(stream.isatty())
+    except (
+        AttributeError,
+        ValueError,
+    ):  # a user's own object in place of a stream, or a closed one
+        return False
+
+
 def redraws_last_line(stream: Any) -> bool:
     """Return True if the stream is a terminal with a cursor."""
-    return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
+    return is_terminal(stream) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 printed_lines = PrintedLines()

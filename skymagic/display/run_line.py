@@ -465,7 +465,7 @@ class RunView:
         if in_notebook():
             self._line.end(end_line(end))
         elif (stream := own_stream()) is not None:
-            last_line.erase(stream)
+            last_line.erase()
             print(end_line(end), file=stream, flush=True)
         self.shown, self._live, self._plain = False, False, None
 

@@ -247,10 +247,8 @@ class NotebookScreen(Screen):
 
 def print_note(text: str) -> None:
     """Print a line by skymagic itself."""
-    stream = own_stream()
-    if stream is not None:
-        last_line.erase(stream)
-    print_sanitized(text, stream)
+    last_line.erase()
+    print_sanitized(text, own_stream())
 
 
 def show_object(shown: Displayable, *, apart: bool = False) -> None:

@@ -17,6 +17,9 @@ class Terminal(io.StringIO):
         """What it shows."""
         return rows(self.getvalue())
 
+    def isatty(self) -> bool:
+        return True
+
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -52,9 +55,19 @@ def test_text_is_written_above_the_line(terminal: Terminal) -> None:
     line.show(terminal, "2 ranks · 0:09")
     written(line, terminal, "epoch 1\nepoch 2\n")
     assert terminal.rows() == ["epoch 1", "epoch 2", "2 ranks · 0:09"]
-    line.erase(terminal)
-    line.erase(terminal)
+    line.erase()
+    line.erase()
     assert terminal.rows() == ["epoch 1", "epoch 2", ""]
+
+
+def test_text_that_goes_into_a_file_leaves_the_line(terminal: Terminal) -> None:
+    line, file = LastLine(), io.StringIO()
+    line.show(terminal, "2 ranks · 0:09")
+    with line.above(file, "results"):
+        file.write("results")
+    line.show(terminal, "2 ranks · 0:10")
+    assert file.getvalue() == "results"
+    assert terminal.rows() == ["2 ranks · 0:10"]
 
 
 def test_line_waits_until_a_bar_has_ended(terminal: Terminal) -> None:
