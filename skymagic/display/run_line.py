@@ -384,7 +384,7 @@ class RunView:
     Args:
         after: seconds after which it appears; shorter runs have none.
         actions: actions of its buttons; None for no buttons.
-        elapsed: seconds for which the run has been running already, in another notebook.
+        elapsed: seconds that the run has taken already, in another notebook.
     """
 
     def __init__(self, after: float, actions: Actions | None = None, elapsed: float = 0.0) -> None:

@@ -199,7 +199,7 @@ class NodeReaders:
     """Connected readers of a node, and the socket that they connect to.
 
     Args:
-        path: of the socket, created anew.
+        path: of the socket; a socket that an earlier agent has left there is replaced.
         greeting: returns the messages that each reader gets first.
         call: passes a question on to ranks.
     """
