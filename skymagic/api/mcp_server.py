@@ -242,6 +242,7 @@ class Tools:
             confirm: the pool's name again, if the copy replaces something.
         """
         path = Path(target).expanduser()
+        # as cp: into a folder that exists, else to this name
         replaced = path / Path(source).name if path.is_dir() else path
         if replaced.exists():
             _check_confirmed(pool, confirm, f"get replaces {replaced}")
@@ -271,6 +272,8 @@ class Tools:
         if mistakes := request.mistakes():
             raise RequestError(mistakes)
         done = stopping.stop_in_location(request, CloudSettings(), (), _say)
+        # The same order as `skymagic down`: a pool that was left first, then one whose notebook is
+        # open.
         if done is None:
             done = stopping.stop_without_notebook(name, _say) or stopping.stop_on_this_machine(
                 name, _say

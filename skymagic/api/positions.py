@@ -48,8 +48,8 @@ class Positions:
             }
             for rank, stack in self.stacks.items()
         }
-        others = {str(rank): {"state": state} for rank, state in self.states.items()}
-        return {"ranks": ranks | others}
+        gone_ranks = {str(rank): {"state": state} for rank, state in self.states.items()}
+        return {"ranks": ranks | gone_ranks}
 
 
 def positions(name: str, ranks: Selection | None = None) -> Positions:
@@ -67,6 +67,7 @@ def positions(name: str, ranks: Selection | None = None) -> Positions:
         selected = (
             tuple(range(reader.world_size)) if ranks is None else ranks.ranks(reader.world_size)
         )
+        # the reader has waited for the states of all ranks: those that have ended cannot answer
         states = {rank: "gone" for rank in selected if reader.agents.ranks[rank].exited is not None}
-        asked = [rank for rank in selected if rank not in states]
-        return Positions(stall.stacks_of(reader.agents, asked, TIMEOUT), states)
+        live_ranks = [rank for rank in selected if rank not in states]
+        return Positions(stall.stacks_of(reader.agents, live_ranks, TIMEOUT), states)

@@ -392,6 +392,7 @@ class RunView:
         self._plain = plain_progress()
         self._after = after
         self._next = after if self._plain is None else max(after, self._plain.pause)
+        # a terminal's cursor is at the beginning of a line when a cell starts
         last_line.begin()
         self._opened = time.monotonic()
         self._begun = self._opened - elapsed

@@ -267,6 +267,7 @@ class NodeReaders:
             question = replace(message, number=self._question(reader, message.number))
             self._ranks.logs.read(question, reader.number)
         elif isinstance(message, wire.RankRequest) and message.method in READABLE:
+            # a stack of a busy rank is written by a signal handler, which changes nothing there
             self._call(replace(message, number=self._question(reader, message.number)))
 
     def _question(self, reader: NodeReader, number: int) -> int:
