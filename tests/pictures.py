@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import sys
@@ -10,9 +11,10 @@ import time
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Error, expect
+from playwright.sync_api import Error, FloatRect, expect, sync_playwright
 
-from tests.lab.browser import COUNTED, IDLE, Browser, opened
+from tests.lab import terminal
+from tests.lab.browser import CHROMIUM, COUNTED, IDLE, Browser, chromium, opened
 
 DEFINES = """\
 import torch
@@ -108,6 +110,17 @@ CELLS = {
     "ranks": "%%sky_broadcast -a\nwhile dist.get_rank() == 1:\n    pass\ndist.barrier()",
 }
 INDEX = {name: number for number, name in enumerate(CELLS)}
+IN_NOTEBOOK_7 = (
+    CELLS["start"].replace("--ranks 4", "--ranks 2"),
+    "%%sky_broadcast\nimport time\nimport skymagic as sky\nfor step in range(200):\n    time.sleep(0.1)\n"
+    "    sky.report(step=step, total=200, loss=1 / (step + 1))\n    if step % 20 == 0:\n        print('step', step)",
+)
+IN_TERMINAL = (
+    "import time, skymagic as sky\nfor epoch in range(20):\n    print('epoch', epoch)\n    for step in range(5):\n        time.sleep(0.1)\n"
+    "        sky.report(step=5 * epoch + step, total=100, loss=1 / (epoch + 1))"
+)
+SCREEN = """<body style="margin: 0"><pre id="screen" style="display: inline-block; margin: 0; padding: 14px 18px; border-radius: 6px;
+background: #1e1e1e; color: #e4e4e4; font: 14px/1.35 'Liberation Mono', monospace">{}</pre></body>"""
 BARE = ".jp-cell-toolbar, .jp-Collapser { display: none !important; }"
 """A style for pictures: without what JupyterLab lays over the cell that is chosen."""
 FRAMES, LAST_MS, COLOURS = 45, 4000, 48
@@ -204,8 +217,55 @@ def take(browser: Browser, folder: Path) -> None:
     picture(browser, folder, "ranks")
 
 
+def take_in_notebook_7(folder: Path) -> None:
+    """A running cell with its buttons in Notebook 7."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pictures-") as place,
+        opened(Path(place), IN_NOTEBOOK_7, "notebook") as browser,
+    ):
+        browser.run(0)
+        browser.start(1)
+        shown = browser.outputs(1)
+        expect(shown.get_by_role("button", name="stop")).to_be_visible()
+        expect(shown).to_contain_text("step 40")
+        clip: FloatRect = {"x": 0, "y": 0, "width": 1100, "height": 580}
+        browser.page.screenshot(
+            path=str(folder / "notebook-7.png"), animations="disabled", clip=clip, style=BARE
+        )
+        browser.interrupt()
+        expect(shown).to_contain_text("interrupted")
+
+
+def take_in_terminal(folder: Path) -> None:
+    """A running cell in IPython: the rows of the terminal, drawn by the browser."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pictures-") as place,
+        terminal.opened(Path(place)) as shell,
+    ):
+        (Path(place) / "train.py").write_text(IN_TERMINAL)
+        begin = len(shell.received)
+        shell.run("%load_ext skymagic")
+        shell.run("%sky_pool --ranks 2")
+        shell.run('source = open("train.py").read()')
+        shell.type('get_ipython().run_cell_magic("sky_broadcast", "", source)')
+        shell.read("epoch 4")
+        shell.read(r"loss \S+")
+        shown = [row for row in terminal.rows(shell.received[begin:]) if row]
+        shell.read(terminal.PROMPT)
+        shell.run("%sky_down")
+    text = "\n".join(["In [1]: %load_ext skymagic", *shown[1:]])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM))
+        page = browser.new_page(device_scale_factor=2)
+        page.set_content(SCREEN.format(html.escape(text)))
+        page.locator("#screen").screenshot(path=str(folder / "terminal.png"))
+        browser.close()
+
+
 def main(folder: Path) -> None:
     """Take the pictures into this folder."""
+    take_in_terminal(folder)
+    take_in_notebook_7(folder)
     with (
         tempfile.TemporaryDirectory(prefix="pictures-") as place,
         opened(Path(place), list(CELLS.values())) as browser,

@@ -41,6 +41,7 @@ STARTERS = {
     },
     "multiprocessing": {"Process", "Pool", "Manager", "get_context"},
     "pty": {"fork", "spawn"},
+    "pexpect": {"spawn"},
     "jupyter_client": {"KernelManager"},
 }
 """What starts a process: the package that it is in, and its name."""

@@ -7,6 +7,8 @@ stopping      end pools by location, pools left by other notebooks, or everythin
 costs         past and current costs of pools; rental prices of machines
 logs          output of ranks, also of a pool that has ended
 debug_logs    debug logs of skymagic's own processes, collected from all nodes of a pool
+positions     where ranks are, read from outside of the notebook that has the pool
+mcp_server    tools for coding agents: the Model Context Protocol over standard input and output
 notebooks     notebook jobs on a pool's head: start, follow, stop
 disk          files of skymagic on the disks of hosts: list and remove
 command       the console command

@@ -160,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show the debug logs of skymagic's own processes on all nodes instead",
     )
+    stacks = commands.add_parser(
+        "stacks", help="show where each rank of a pool is, also while a notebook's cell hangs"
+    )
+    stacks.add_argument("pool", metavar="POOL", help="its name or job id")
+    stacks.add_argument(
+        "-t", "--targets", "--rank", dest="rank", metavar="RANKS", help="ranks: 0,2 or 0:4"
+    )
     attach = commands.add_parser(
         "attach",
         help="follow the output of a pool's ranks or of its notebook; Ctrl-C stops neither",
@@ -194,18 +201,30 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument(
         "target", metavar="DST", nargs="?", default=".", help="path on this machine; default: ."
     )
+    put = commands.add_parser("put", help="copy a file or a folder to all nodes of a pool")
+    put.add_argument("pool", metavar="POOL", help="its name or job id")
+    put.add_argument("source", metavar="SRC", help="path on this machine")
+    put.add_argument(
+        "target", metavar="DST", help="path on the nodes, relative to the ranks' folder"
+    )
     cancel = commands.add_parser(
         "cancel",
         aliases=["stop"],
         help="stop a notebook started by `run`; the pool keeps running",
     )
     cancel.add_argument("pool", metavar="POOL", help="its name or job id")
+    mcp = commands.add_parser(
+        "mcp", help="serve a coding agent by the Model Context Protocol, over standard input"
+    )
+    mcp.set_defaults(call=_mcp)
     run.set_defaults(call=_run)
     cancel.set_defaults(call=_cancel)
     get.set_defaults(call=_get)
+    put.set_defaults(call=_put)
+    stacks.set_defaults(call=_stacks)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for command in (pools, status, down, logs, attach, run, get, cancel):
+    for command in (pools, status, down, logs, stacks, attach, run, get, put, cancel):
         command.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
     status.set_defaults(call=_status)
@@ -386,4 +405,29 @@ def _get(line: argparse.Namespace) -> int:
 
     message = notebooks.get(line.pool, line.source, line.target)
     print_sanitized(json.dumps({"done": [message]}) if line.json else message)
+    return 0
+
+
+def _put(line: argparse.Namespace) -> int:
+    from skymagic.api import notebooks
+
+    message = notebooks.put(line.pool, line.source, line.target)
+    print_sanitized(json.dumps({"done": [message]}) if line.json else message)
+    return 0
+
+
+def _stacks(line: argparse.Namespace) -> int:
+    from skymagic.api import positions
+    from skymagic.plan.units import Selection
+
+    rank = None if line.rank is None else Selection(line.rank)
+    stacks = positions.positions(line.pool, rank)
+    print_sanitized(json.dumps(stacks.plain()) if line.json else stacks.text())
+    return 0
+
+
+def _mcp(line: argparse.Namespace) -> int:
+    from skymagic.api import mcp_server
+
+    mcp_server.serve()
     return 0

@@ -196,6 +196,19 @@ def get(name: str, source: str, target: str) -> str:
     return summary(copied, progress.seconds, to_nodes=False)
 
 
+def put(name: str, source: str, target: str) -> str:
+    """Copy a file or a folder to all nodes of a pool, even if another notebook has the pool.
+
+    Return a summary of the copy. Raises FilesError.
+    """
+    key = keys.read(records.named(name).job_id)
+    with launch.machines(key) as nodes, Copying() as progress:
+        folder = "~" if key.plan.remote else str(Path.cwd())
+        files = Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder))
+        copied = files.put(source, target, range(len(nodes)), progress)
+    return summary(copied, progress.seconds, to_nodes=True)
+
+
 def with_finished_job(record: PoolRecord) -> PoolRecord:
     """Return the record of a pool, marked as released if the job on it has ended.
 

@@ -7,6 +7,7 @@ text           tables, lines about ranks, and positions in code; pure
 inspection     stacks, variables, and values by rank; pure
 status         pools, ranks and logs as objects with text, HTML and keys; pure
 terminal       open line of a stream, and tqdm's bars as progress; pure
+plain_lines    progress as the last line of a terminal, or as lines with pauses between them
 labels         lines of several ranks: labelled, in order, open ones redrawn in place
 live           front end: detection, writing of text and displays, questions
 ipykernel6     output of threads in their own cells, with ipykernel 6.17

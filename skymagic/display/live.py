@@ -17,6 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.display.ipykernel6 import cell_stream, clear_output, displays_in_cell
+from skymagic.display.plain_lines import (
+    LastLine,
+    PrintedLines,
+    is_terminal,
+    last_line,
+    printed_lines,
+    redraws_last_line,
+)
 from skymagic.wire.typed import JsonObject
 from skymagic.wire.untrusted import sanitized
 
@@ -76,6 +84,21 @@ def is_watched() -> bool:
     nbconvert and papermill declare that they allow no questions.
     """
     return in_notebook() and not is_noninteractive() and allows_questions(own_kernel())
+
+
+def plain_progress() -> PrintedLines | LastLine | None:
+    """Return the display of progress as plain text, or None if displays can be replaced.
+
+    A terminal has a last line that is redrawn. Front ends that cannot replace a display get lines.
+    Unattended notebooks and files get none.
+    """
+    stream = own_stream()
+    if stream is None or is_noninteractive() or in_notebook():
+        return None
+    # before the kernel is considered: IPython in a terminal has none
+    if is_terminal(stream):
+        return last_line if redraws_last_line(stream) else printed_lines
+    return printed_lines if own_kernel() is not None else None
 
 
 def is_noninteractive() -> bool:
@@ -146,8 +169,9 @@ def write(name: str, text: str) -> None:
         return
     if parts is None:
         stream = cell_stream(sys.stderr if name == "stderr" else sys.stdout)
-        stream.write(text)
-        stream.flush()
+        with last_line.above(stream, text):
+            stream.write(text)
+            stream.flush()
     elif parts and parts[-1][0] == name:
         parts[-1] = name, parts[-1][1] + text
     else:
@@ -207,6 +231,7 @@ def show(content: DisplayData, *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         send_collected()
+        last_line.erase()
         publisher = InteractiveShell.instance().display_pub
         with displays_in_cell(publisher):
             publisher.publish(
@@ -264,7 +289,6 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._area: Area | None = None
-        self._width = 0
 
     def show(self, text: str) -> None:
         """Show the current activity, if a user watches."""
@@ -272,10 +296,8 @@ class StatusLine:
         if is_watched():
             self._area = self._area or Area()
             self._area.draw(text)
-        elif (stream := own_stream()) is not None and stream.isatty():
-            stream.write("\r" + text.ljust(self._width))
-            stream.flush()
-            self._width = len(text)
+        elif (plain := plain_progress()) is not None and plain.due:
+            plain.show(own_stream(), text)
 
     def end(self, text: str) -> Area | None:
         """Replace the line by the result, and return its display, if it is one."""
@@ -283,9 +305,10 @@ class StatusLine:
         if self._area is not None:
             self._area.draw(text)
         elif (stream := own_stream()) is not None:
-            stream.write(("\r" if self._width else "") + text.ljust(self._width) + "\n")
+            last_line.erase()
+            stream.write(f"{text}\n")
             stream.flush()
-        self._area, self._width = None, 0
+        self._area = None
         return area
 
 

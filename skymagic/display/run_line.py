@@ -11,7 +11,11 @@ it.
 
     attended notebook (JupyterLab):
         line and buttons, twice a second ──▶ final line, in the same display
-    unattended (nbconvert, papermill, SKYMAGIC_NONINTERACTIVE=1), or in a terminal:
+    terminal:
+        its last line, twice a second ──▶ final line
+    front end that cannot replace what it shows (qtconsole, Emacs):
+        a line now and then (`plain_lines`) ──▶ final line
+    unattended (nbconvert, papermill, SKYMAGIC_NONINTERACTIVE=1):
         final line at the end
 """
 
@@ -25,7 +29,15 @@ from dataclasses import dataclass, replace
 
 from skymagic.display import controls
 from skymagic.display.controls import Actions, Controls
-from skymagic.display.live import Area, in_notebook, is_watched, own_stream, page
+from skymagic.display.live import (
+    Area,
+    in_notebook,
+    is_watched,
+    own_stream,
+    page,
+    plain_progress,
+)
+from skymagic.display.plain_lines import last_line
 from skymagic.plan.units import count, rank_words, size
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -372,15 +384,19 @@ class RunView:
     Args:
         after: seconds after which it appears; shorter runs have none.
         actions: actions of its buttons; None for no buttons.
-        elapsed: seconds for which the run has been running already, in another notebook.
+        elapsed: seconds that the run has taken already, in another notebook.
     """
 
     def __init__(self, after: float, actions: Actions | None = None, elapsed: float = 0.0) -> None:
-        self._after = self._next = after
+        self._live = is_watched()
+        self._plain = plain_progress()
+        self._after = after
+        self._next = after if self._plain is None else max(after, self._plain.pause)
+        # a terminal's cursor is at the beginning of a line when a cell starts
+        last_line.begin()
         self._opened = time.monotonic()
         self._begun = self._opened - elapsed
         self._progress: Progress | None = None
-        self._live = is_watched()
         self._page = page()
         self._line = LiveLine(actions, HINT)
         self.shown = False
@@ -399,12 +415,13 @@ class RunView:
     @property
     def due(self) -> bool:
         """True if a new state is to be drawn."""
-        return self._live and self.seconds >= self._next
+        is_shown = self._live or (self._plain is not None and self._plain.due)
+        return is_shown and self.seconds >= self._next
 
     @property
     def is_placed(self) -> bool:
-        """True if it has a place, above all further output of the ranks."""
-        return self._line.area is not None
+        """True if it has a place, above or below all further output of the ranks."""
+        return self._line.area is not None or self._plain is last_line
 
     @property
     def holds_output(self) -> bool:
@@ -427,6 +444,9 @@ class RunView:
         self._next = self.seconds + INTERVAL
         self.shown = True
         self._progress = state.progress
+        if self._plain is not None:
+            self._plain.show(own_stream(), line(state))
+            return
         share = state.progress.share if state.progress is not None else None
         self._line.draw(line(state), share, accepts_clicks=not state.activity)
 
@@ -446,8 +466,9 @@ class RunView:
         if in_notebook():
             self._line.end(end_line(end))
         elif (stream := own_stream()) is not None:
+            last_line.erase()
             print(end_line(end), file=stream, flush=True)
-        self.shown, self._live = False, False
+        self.shown, self._live, self._plain = False, False, None
 
     def _with_completeness(self, end: RunSummary) -> RunSummary:
         """Mark the summary as incomplete if the run's page was reopened.

@@ -25,6 +25,7 @@ from skymagic.display.live import (
     show,
     write,
 )
+from skymagic.display.plain_lines import last_line
 from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
@@ -246,6 +247,7 @@ class NotebookScreen(Screen):
 
 def print_note(text: str) -> None:
     """Print a line by skymagic itself."""
+    last_line.erase()
     print_sanitized(text, own_stream())
 
 

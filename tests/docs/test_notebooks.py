@@ -111,8 +111,19 @@ def check_keras(path: Path) -> None:
     assert float(right) > 60, "33 in 100 by chance"
 
 
+def check_kaggle(path: Path) -> None:
+    """Both ranks train one model on half of the pictures each, and the model that comes back has learnt."""
+    shown = text(nbformat.read(path, as_version=4))
+    weights = re.findall(r"'device': '[^']+', 'pictures': 1792, 'weights': (-?[\d.]+)", shown)
+    assert len(weights) >= 2
+    assert len(set(weights)) == 1
+    (right,) = re.findall(r"([\d.]+) % of the pictures that it has not seen are right", shown)
+    assert float(right) > 80, "10 in 100 by chance"
+
+
 CHECKS = {
     "quickstart.ipynb": check_quickstart,
+    "kaggle_two_gpus.ipynb": check_kaggle,
     "mingpt_torchrun.ipynb": check_mingpt,
     "keras_training.ipynb": check_keras,
 }

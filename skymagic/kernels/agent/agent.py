@@ -171,7 +171,12 @@ class Agent:
                 ]
 
             self._readers = NodeReaders(
-                self._loop, str(socket_path), self._ranks, self._audience, told
+                self._loop,
+                str(socket_path),
+                self._ranks,
+                self._audience,
+                told,
+                self._requests.call,
             )
         if self.spec.notices.startswith(SLURM):
             self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)

@@ -1,9 +1,9 @@
-"""Requests for ranks, recipients of their output, and log readers of a node.
+"""Requests for ranks, recipients of their output, and readers of a node.
 
-Readers are terminals that read logs of its ranks while another notebook has the pool, and change
-nothing. They connect to a socket in the daemon's run directory, which only the user can enter, and
-speak `wire.agent`: they get the state of the node and its ranks, and may ask for logs. Their other
-messages are ignored.
+Readers are terminals that read logs and stacks of its ranks while another notebook has the pool,
+and change nothing. They connect to a socket in the daemon's run directory, which only the user can
+enter, and speak `wire.agent`: they get the state of the node and its ranks, and may ask for logs
+and stacks. Their other messages are ignored.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from skymagic.kernels.agent.children import Sink
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
+from skymagic.wire import queries
 from skymagic.wire.authentication import accept_ready
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 16 << 20
 MAX_ASKED = 1000
 """Maximum number of open requests of all readers."""
+READABLE = {queries.STACK.method, queries.NATIVE_STACK.method, queries.USAGE.method}
+"""Questions to ranks that readers may ask: none of them changes a rank."""
 STACK_DUMP_TIMEOUT = 0.1
 """Seconds that a rank has to write its stack."""
 
@@ -196,8 +199,9 @@ class NodeReaders:
     """Connected readers of a node, and the socket that they connect to.
 
     Args:
-        path: of the socket, created anew.
+        path: of the socket; a socket that an earlier agent has left there is replaced.
         greeting: returns the messages that each reader gets first.
+        call: passes a question on to ranks.
     """
 
     def __init__(
@@ -207,9 +211,10 @@ class NodeReaders:
         ranks: Ranks,
         audience: RankAudience,
         greeting: Callable[[], Iterable[wire.AgentMessage]],
+        call: Callable[[wire.RankRequest], None],
     ) -> None:
         self._loop, self._ranks, self._audience = loop, ranks, audience
-        self._greeting = greeting
+        self._greeting, self._call = greeting, call
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
         # own (negative) number of a request → (reader, the reader's number)
@@ -261,6 +266,9 @@ class NodeReaders:
             # own, negative numbers keep the requests of several readers apart
             question = replace(message, number=self._question(reader, message.number))
             self._ranks.logs.read(question, reader.number)
+        elif isinstance(message, wire.RankRequest) and message.method in READABLE:
+            # a stack of a busy rank is written by a signal handler, which changes nothing there
+            self._call(replace(message, number=self._question(reader, message.number)))
 
     def _question(self, reader: NodeReader, number: int) -> int:
         own = next(self._questions)
@@ -275,7 +283,9 @@ class NodeReaders:
 
         Readers get replies to their requests, and the states of ranks.
         """
-        if isinstance(message, wire.LogReply | wire.LoggedRuns) and message.number < 0:
+        # `call` answers some requests here, and passes others on: both replies come this way
+        replies = wire.LogReply | wire.LoggedRuns | wire.RankReply
+        if isinstance(message, replies) and message.number < 0:
             reader_number, number = self._asked.get(message.number, (0, 0))
             if (reader := self._readers.get(reader_number)) is not None:
                 reader.send(replace(message, number=number))
