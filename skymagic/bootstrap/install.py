@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from shlex import quote
 from urllib.parse import quote as escaped
@@ -15,6 +15,7 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.layers import OVER_IMAGE, kept_builds, missing_in_image
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 
@@ -177,7 +178,9 @@ environment() {
     step "writing the list of packages" requirements
     answering
     if [ -n "$sent_links" ]; then sent_alone; fi
-    if [ -n "$copied" ]; then by_copy || fail; else with_uv || with_pip || fail; fi
+    if [ -n "$copied" ]; then by_copy || fail
+    elif [ -n "$base" ]; then over_image || fail
+    else with_uv || with_pip || fail; fi
     wait "$beside"
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
@@ -253,7 +256,11 @@ def plan_install(
     uv = facts.uv or (None if pip else UPLOADED)
     files = tuple(PurePath(path).name for path in requirements.uploads)
     python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
+    requirements = missing_in_image(requirements, facts)
     builds = choose(requirements, facts)
+    if requirements.base:
+        python, pip, uv = facts.pythons[0].path, True, None
+        builds = replace(builds, constraints=kept_builds(requirements, facts))
     return InstallPlan(
         requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent
     )
@@ -281,9 +288,10 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
         "sent_links": links(facts, plan.incoming) if plan.sent else "",
         "sent_mark": "yes" if (plan.sent or plan.copied) and facts.without_index else "",
         "copied": COPIED if plan.copied else "",
+        "base": plan.requirements.base,
     }
     functions = [
-        COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES + OVER_IMAGE,
         requirements_function(plan, facts),
         _commands(plan),
     ]

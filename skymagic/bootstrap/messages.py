@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from skymagic.bootstrap.builds import incompatibility, shortage
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.layers import layer_problems, missing_in_image
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import unsatisfied_requirements
 from skymagic.plan.masking import masked
@@ -150,10 +151,12 @@ def explain_unusable(facts: HostFacts, requirements: Requirements) -> list[str]:
     problems = [
         *_safety(facts),
         *(_interpreter_problems(facts, requirements) if requirements.prepared else ()),
+        *layer_problems(facts, requirements),
     ]
     if facts.code and (facts.ready or requirements.prepared):
         return problems
-    room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
+    needed = missing_in_image(requirements, facts)
+    room = "" if facts.ready or requirements.prepared else shortage(needed, facts)
     short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
     return [
         *problems,

@@ -6,7 +6,7 @@ from shlex import quote
 
 from skymagic.bootstrap.builds import TORCH_INDEX
 from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.bootstrap.shell import PIP_SETTINGS, TELL, assignments
 from skymagic.plan import gpus
 from skymagic.plan.image import project
@@ -198,6 +198,10 @@ environment() {
         done
         return
     fi
+    if [ -n "$base" ]; then
+        over_image
+        return
+    fi
     there=$(interpreters | while IFS= read -r one; do "$one" -c "$ask_python" 2>/dev/null; done)
     printf '%s\n' "$there" | sed -n 's/^./@sky python &/p'
     asker=$(interpreters | while IFS= read -r one; do
@@ -215,6 +219,14 @@ environment() {
     done
     indexes
     wait
+}
+
+# The image's own interpreter, not one of the user's home; and what it has.
+over_image() {
+    want=$(command -v python3 || command -v python) || return 0
+    prepared
+    asker=$want
+    indexes
 }
 
 # Whether uv could fetch a Python. Not asked if uv has settings of its own, or a proxy: then it has
@@ -271,7 +283,10 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
             builds.
     """
     pins = {} if requirements.prepared else requirements.pins
-    projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()
+    listed = requirements.packages if requirements.prepared else ()
+    if requirements.base:
+        listed = (*requirements.packages, *requirements.preferences, *TORCH)
+    projects = dict.fromkeys(filter(None, map(project, listed)))
     names = {
         "want": requirements.python,
         "key": requirements.key,
@@ -290,6 +305,7 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "ask_indexes": INDEX_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
+        "base": requirements.base,
         "jax": "yes" if "jax" in set(map(project, requirements.packages)) else "",
         "gpu_fields": gpus.FIELDS,
         "gpu_users": gpus.APPLICATIONS,

@@ -329,6 +329,11 @@ shown() {
 }
 
 find_uv() {
+    # uv does not see the packages of an image below the environment, and would install them again
+    if grep -q '^include-system-site-packages *= *true' "$made/pyvenv.cfg"; then
+        uv=
+        return 1
+    fi
     for one in "$made/bin/uv" uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
         uv=$(command -v "$one" 2>/dev/null) && "$uv" --version >/dev/null 2>&1 && return
     done
