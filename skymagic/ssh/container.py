@@ -153,7 +153,7 @@ in_podman() {
     esac
     shift
     exec podman run --rm --interactive --network=host --uts=host --ipc=host --pid=host \
-        --user="$(id -u):$(id -g)" --security-opt=label=disable --pids-limit=-1 --ulimit=host \
+        --user="$(id -u):$(id -g)" --security-opt=label=disable --pids-limit=-1 \
         --workdir="$HOME" --entrypoint=/bin/sh $options "$image" "$@"
 }
 
@@ -172,9 +172,15 @@ in_apptainer() {
     exec "$program" exec $options --pwd="$HOME" "$file" "$@"
 }
 
+# A folder can be shown only where the image has one of this name. Newer versions make it in a layer
+# above the image; else it is made in the image, if that is a folder of the user's.
 in_charliecloud() {
-    more() { options="$options --bind=$from:$to"; }
-    options=
+    more() {
+        if [ -d "$file" ] && [ -z "$layer" ]; then mkdir -p "$file$to" 2>/dev/null; fi
+        options="$options --bind=$from:$to"
+    }
+    layer=$(ch-run --help 2>&1 | sed -n 's/.* \(--write-fake\).*/\1/p')
+    options=$layer
     each_bind more
     if [ -e "$file/ch/environment" ] || [ "${file#/}" = "$file" ]; then
         options="$options --set-env"

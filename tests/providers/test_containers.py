@@ -1,0 +1,181 @@
+"""Pools whose nodes run in containers: real podman and charliecloud on an image made of this machine's files, other engines by stand-ins.
+
+Without `--container` nothing here can run: each test fails at its first line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.containers import LACKING, MARKER, installable, podman, root_file_system, storage
+from tests.lab.hosts import Hosts, loopback, still_there
+from tests.lab.notebook import Notebook, opened, seen
+from tests.lab.places import home_that_knows
+from tests.lab.waiting import until
+
+pytestmark = pytest.mark.needs("sshd")
+ENGINES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("podman", "charliecloud")]
+NAME = f"boxed{os.getpid()}"
+"""Of the pools, in the names of their files."""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    yield root_file_system(folder / "image")
+    shutil.rmtree(folder)
+
+
+@dataclass
+class Lab:
+    """Hosts with an engine, and a notebook that knows them.
+
+    Attributes:
+        pool: the line that makes a pool of two nodes with two ranks each.
+        env: podman's settings.
+    """
+
+    hosts: Hosts
+    notebook: Notebook
+    pool: str
+    env: dict[str, str]
+
+    def containers(self) -> str:
+        """podman's containers that run."""
+        return podman(self.env, "ps", "--all", "--quiet")
+
+
+@contextmanager
+def lab(folder: Path, container: str, *, path: str = "") -> Iterator[Lab]:
+    (folder / "podman").mkdir()
+    with storage(folder / "podman") as env:
+        settings = {**env, **installable(folder / "wheels")}
+        if path:
+            settings["PATH"] = path
+        with loopback(folder / "hosts", 2, env=settings) as hosts:
+            home = home_that_knows(hosts, folder / "client")
+            (folder / "notebook").mkdir()
+            with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
+                options = "--provider ssh --hosts h[1-2] --procs-per-node 2"
+                line = f"%sky_pool {NAME} {options} --container {container} --bind {folder}/wheels"
+                yield Lab(hosts, notebook, line, env)
+                notebook.run("%sky_down --all")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def boxed(
+    request: pytest.FixtureRequest, image: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
+    """A pool in containers of an engine."""
+    with lab(tmp_path_factory.mktemp("boxed"), f"{request.param}:{image}") as made:
+        shown = made.notebook.run(made.pool)
+        assert "4 ranks" in shown.said
+        yield made
+
+
+INSIDE = f"""import os, socket, sys, cloudpickle, {LACKING}
+(os.path.exists({MARKER!r}), os.environ['HOME'], os.getuid(), socket.gethostname(),
+ os.statvfs('/dev/shm').f_blocks, cloudpickle.__file__, {LACKING}.__file__, sys.flags.no_user_site)"""
+
+
+def test_ranks_run_in_the_image_and_see_the_nodes_folders(boxed: Lab) -> None:
+    for host, facts in zip([0, 0, 1, 1], seen(boxed.notebook, INSIDE), strict=True):
+        home = str(boxed.hosts[host].home)
+        marked, rank_home, uid, name, blocks, has, added, alone = facts
+        assert (marked, rank_home, uid) == (True, home, os.getuid())
+        assert name == os.uname().nodename
+        assert blocks == os.statvfs("/dev/shm").f_blocks
+        assert has.startswith("/usr/local/lib/"), "the image's own package was installed again"
+        assert added.startswith(f"{home}/.skymagic/env/")
+        assert alone
+    assert not Path(MARKER).exists()
+
+
+def test_files_of_ranks_are_the_users(boxed: Lab) -> None:
+    boxed.notebook.run("%%sky_broadcast\nopen('written', 'a').close()")
+    for host in boxed.hosts:
+        assert next(host.home.rglob("written")).stat().st_uid == os.getuid()
+
+
+def test_scripts_run_in_the_container(boxed: Lab) -> None:
+    shown = boxed.notebook.run(f"%%sky_sh --only all\ncat {MARKER}")
+    assert shown.stdout.count("image") == 2
+
+
+def test_stop_ends_a_script_with_its_children(boxed: Lab) -> None:
+    cell = boxed.notebook.start("%%sky_sh\nsetsid sleep 611 &\necho at work\nsleep 612")
+    boxed.notebook.watch(cell, lambda shown: "at work" in shown.text)
+    sleeping = running(boxed, lambda words: words[:1] == ["sleep"])
+    assert len(sleeping) == 4
+    boxed.notebook.interrupt()
+    boxed.notebook.finish(cell)
+    assert still_there(sleeping) == []
+
+
+def test_stop_keeps_variables(boxed: Lab) -> None:
+    boxed.notebook.run("%%sky_broadcast\nkept = 7")
+    cell = boxed.notebook.start(
+        "%%sky_broadcast\nimport time\nprint('at work', flush=True)\nwhile True: time.sleep(0.05)"
+    )
+    boxed.notebook.watch(cell, lambda shown: "at work" in shown.text)
+    boxed.notebook.interrupt()
+    boxed.notebook.finish(cell)
+    assert seen(boxed.notebook, "kept") == [7] * 4
+
+
+def test_killed_rank_is_replaced_and_its_children_end(boxed: Lab) -> None:
+    pids = seen(
+        boxed.notebook,
+        "import os, subprocess\nchild = subprocess.Popen(['sleep', '613'])\nos.getpid()",
+    )
+    sleeping = running(boxed, lambda words: words == ["sleep", "613"])
+    boxed.notebook.fail(
+        "%%sky_broadcast\nimport os, signal\nif os.environ['RANK'] == '3': os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    until(lambda: len(still_there(sleeping, 0)) == 3)
+    now = seen(boxed.notebook, "import os\nos.getpid()")
+    assert now[:3] == pids[:3]
+    assert now[3] != pids[3]
+
+
+def test_the_node_lists_its_pools(boxed: Lab) -> None:
+    """From outside the container, by the numbers of its processes."""
+    pids = seen(boxed.notebook, "import os\nos.getpid()")
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    assert NAME in boxed.notebook.run("%sky_status --hosts h1").said
+
+
+def test_lost_connections_are_opened_again(boxed: Lab) -> None:
+    boxed.notebook.run("%%sky_broadcast\nkept = 8")
+    for host in boxed.hosts:
+        host.kill_sessions()
+    assert seen(boxed.notebook, "kept") == [8] * 4
+
+
+def test_down_leaves_nothing(boxed: Lab) -> None:
+    boxed.notebook.run("%sky_down")
+    left_nothing(boxed)
+
+
+def running(boxed: Lab, matches: Callable[[list[str]], bool]) -> list[psutil.Process]:
+    found = []
+    for host in boxed.hosts:
+        found += [one for one in host.processes() if matches(one.cmdline())]
+    return found
+
+
+def left_nothing(boxed: Lab) -> None:
+    """No process of a node, no container and no file."""
+    processes = [one for host in boxed.hosts for one in host.processes()]
+    assert still_there(processes) == []
+    until(lambda: boxed.containers() == "")
+    folders = (Path("/tmp"), Path("/dev/shm"))
+    assert [left for one in folders for left in one.glob(f"skymagic*{NAME}*")] == []
