@@ -147,7 +147,7 @@ def read_container(text: str) -> str:
 
 def read_bind(text: str) -> str:
     """Check one folder of --bind, and return it unchanged. Raises RequestError."""
-    if not re.fullmatch(r"[/~][^\0\n,:'\"\\$`]*(:/[^\0\n,:'\"\\$`]*)?", text):
+    if not re.fullmatch(r"[/~][^\0\s,:'\"\\$`]*(:/[^\0\s,:'\"\\$`]*)?", text):
         raise RequestError(
             f"{text!r} is no folder: write /data, or /data:/mnt for another name in the container"
         )

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from tests.lab.containers import LACKING, MARKER, installable, podman, root_file_system, storage
+from tests.lab.desk import killed
+from tests.lab.golden import Golden
 from tests.lab.hosts import Hosts, loopback, still_there
 from tests.lab.notebook import Notebook, opened, seen
 from tests.lab.places import home_that_knows
@@ -113,8 +115,9 @@ def test_scripts_run_in_the_container(boxed: Lab) -> None:
 def test_stop_ends_a_script_with_its_children(boxed: Lab) -> None:
     cell = boxed.notebook.start("%%sky_sh\nsetsid sleep 611 &\necho at work\nsleep 612")
     boxed.notebook.watch(cell, lambda shown: "at work" in shown.text)
-    sleeping = running(boxed, lambda words: words[:1] == ["sleep"])
-    assert len(sleeping) == 4
+    asleep = (["sleep", "611"], ["sleep", "612"])
+    until(lambda: len(running(boxed, lambda words: words in asleep)) == 4)
+    sleeping = running(boxed, lambda words: words in asleep)
     boxed.notebook.interrupt()
     boxed.notebook.finish(cell)
     assert still_there(sleeping) == []
@@ -137,6 +140,7 @@ def test_killed_rank_is_replaced_and_its_children_end(boxed: Lab) -> None:
         "import os, subprocess\nchild = subprocess.Popen(['sleep', '613'])\nos.getpid()",
     )
     sleeping = running(boxed, lambda words: words == ["sleep", "613"])
+    assert len(sleeping) == 4
     boxed.notebook.fail(
         "%%sky_broadcast\nimport os, signal\nif os.environ['RANK'] == '3': os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -179,3 +183,101 @@ def left_nothing(boxed: Lab) -> None:
     until(lambda: boxed.containers() == "")
     folders = (Path("/tmp"), Path("/dev/shm"))
     assert [left for one in folders for left in one.glob(f"skymagic*{NAME}*")] == []
+
+
+# -- without a shared pool -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_notebook_leaves_nothing(engine: str, image: Path, tmp_path: Path) -> None:
+    with lab(tmp_path, f"{engine}:{image}") as made:
+        notebook = made.notebook
+        notebook.run("%config SkyMagic.away = 1")
+        notebook.run(f"{made.pool.replace('h[1-2]', 'h1')}")
+        notebook.run(
+            "%%sky_broadcast\nimport subprocess\nchild = subprocess.Popen(['sleep', '614'])"
+        )
+        started = made.hosts[0].processes()
+        assert any(one.cmdline() == ["sleep", "614"] for one in started)
+        killed(notebook)
+        assert still_there(started, timeout=60.0) == []
+        left_nothing(made)
+        notebook.restart()
+
+
+@pytest.mark.needs("podman")
+def test_another_notebook_attaches(image: Path, tmp_path: Path) -> None:
+    with lab(tmp_path, f"podman:{image}") as made:
+        made.notebook.run(f"{made.pool.replace('h[1-2]', 'h1')}")
+        made.notebook.run("%%sky_broadcast\nkept = 9")
+        killed(made.notebook)
+        made.notebook.restart()
+        made.notebook.run("%load_ext skymagic\n%sky_attach")
+        assert seen(made.notebook, "kept") == [9, 9]
+
+
+def test_mistakes_of_hosts_are_shown_before_anything_starts(tmp_path: Path, golden: Golden) -> None:
+    """The hosts find only podman, and only a stand-in that has no image and reaches no registry."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    podman_program = programs / "podman"
+    podman_program.write_text(
+        "#!/bin/sh\n[ $1 = pull ] || exit 1\necho 'Error: initializing source: pinging registry: refused' >&2\nexit 125\n"
+    )
+    podman_program.chmod(0o755)
+    with lab(tmp_path, "nothing", path=f"{programs}:{os.defpath}") as made:
+
+        def start(container: str) -> str:
+            return made.pool.replace("--container nothing", f"--container {container}")
+
+        texts = [
+            made.notebook.fail(start("singularity:/a.sif")).evalue,
+            made.notebook.fail(start("podman:/a/b")).evalue,
+            made.notebook.fail(start("podman:lab/image:1")).evalue,
+            made.notebook.fail(start("pyxis:lab/image:1")).evalue,
+        ]
+        plan = made.notebook.run(f"{start('podman:lab/image:1')} --dry-run").text
+        assert "the image podman:lab/image:1 is pulled, then inspected on h1, h2" in plan
+        assert all(list(host.home.iterdir()) == [host.home / ".skymagic"] for host in made.hosts)
+        golden("\n\n".join(texts))
+
+
+APPTAINER = """#!/bin/sh
+# Does what these options of apptainer do, by charliecloud.
+[ "$1" = exec ] || exit 1
+shift
+options=
+while :; do
+    case $1 in
+        --bind=/dev/shm) ;;
+        --bind=*) options="$options $1" ;;
+        --pwd=*) options="$options --cd=${1#--pwd=}" ;;
+        *) break ;;
+    esac
+    shift
+done
+image=$1
+shift
+PATH=/usr/local/bin:/usr/bin ch-run $options "$image" -- "$@"
+"""
+"""As apptainer does with an image in a file, it stays the parent of the container's first process."""
+
+
+@pytest.mark.needs("charliecloud")
+def test_first_engine_of_the_node_is_used(image: Path, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "apptainer").write_text(APPTAINER.replace("ch-run", shutil.which("ch-run") or ""))
+    (programs / "apptainer").chmod(0o755)
+    with lab(tmp_path, str(image), path=f"{programs}:{os.environ['PATH']}") as made:
+        line = made.pool.replace("h[1-2]", "h1")
+        step = f"containers of {image} are started by apptainer on h1"
+        assert step in made.notebook.run(f"{line} --dry-run").text
+        made.notebook.run(line)
+        assert seen(made.notebook, f"import os\nos.path.exists({MARKER!r})") == [True, True]
+        cell = made.notebook.start("%%sky_sh\nsetsid sleep 615 &\necho at work\nsleep 616")
+        made.notebook.watch(cell, lambda shown: "at work" in shown.text)
+        made.notebook.interrupt()
+        made.notebook.finish(cell)
+        made.notebook.run("%sky_down")
+        left_nothing(made)
