@@ -171,7 +171,7 @@ class ClusterNode(ABC):
                 raise
             except HostError as problem:
                 reason = self.fate()
-                final = problem.code in (container.NO_ENGINE, container.NO_IMAGE)
+                final = problem.code in container.FINAL_ERRORS
                 if reason or final or time.monotonic() > deadline:
                     connection.close()
                     raise (

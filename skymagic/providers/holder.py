@@ -28,6 +28,7 @@ if ! mkdir "$dir" 2>/dev/null; then
 fi
 trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
 @SEEN@command -v python3 >"$dir/python"
+printf '%s\n' "$PATH" >"$dir/path"
 # rename it only once it is open, so that a writer never blocks
 mkfifo "$dir/.start" && exec 3<>"$dir/.start" && mv "$dir/.start" "$dir/start" || exit 1
 (trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
@@ -53,7 +54,7 @@ It starts the daemons whose names it reads from its pipe (descriptor 3), and end
 one, or with the job.
 
 - The folder (``dir``) has mode 0700. It contains ``start``, the named pipe; ``python``, the path of
-  the job's interpreter; and a script for each daemon, put there by `kernels.fork`, which then
+  the job's interpreter; ``path``, its PATH, for engines of containers (`ssh.container`); and a script for each daemon, put there by `kernels.fork`, which then
   writes the script's name to the pipe. The ``EXIT`` trap removes the folder. Old folders of holders
   that were killed are removed at the start.
 - ``exec 3<>`` opens both ends of the pipe: `read` then never sees an end of file when a writer

@@ -39,8 +39,8 @@ PASSED = (
     r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NCCL_\w*|GLOO_\w*|HF_\w*|SKYMAGIC_\w*"
 )
 """Variables of the node that podman passes on; the other engines pass on all."""
-NO_ENGINE, NO_IMAGE = "no-engine", "no-image"
-"""Codes of errors that no other attempt changes."""
+FINAL_ERRORS = ("container-engine", "container-image")
+"""Codes of errors that another attempt does not change."""
 MARK = "@container "
 """Start of a line that `inspect` reads."""
 
@@ -49,6 +49,10 @@ refuse() { echo "skymagic: $*" >&2; exit 125; }
 
 # The first engine that is here: its name in $engine, its program in $program.
 find_engine() {
+    if [ -n "${SKYMAGIC_HOLDER-}" ]; then
+        await_job
+        PATH=$PATH:$(cat "$SKYMAGIC_HOLDER/path" 2>/dev/null)
+    fi
     PATH=$PATH:/usr/local/bin:/usr/bin:/bin
     : "${USER:=$(id -un 2>/dev/null || id -u)}"
     export PATH USER HOME
@@ -70,6 +74,16 @@ find_engine() {
             case $image in *://*) ;; *) image=docker://$image ;; esac
             file=$home/containers/$(printf %s "$image" | tr -c 'A-Za-z0-9._-' _).sif ;;
     esac
+}
+
+# The scheduler starts the job's holder, which has run what the site's jobs begin with.
+await_job() {
+    tries=0
+    until [ -p "$SKYMAGIC_HOLDER/start" ] || [ $tries -gt 300 ]; do
+        tries=$((tries + 1))
+        sleep 0.1 2>/dev/null || sleep 1
+    done
+    [ -O "$SKYMAGIC_HOLDER/start" ] || refuse "the job's holder is not here"
 }
 
 has_image() {
@@ -217,12 +231,6 @@ keep() {
     order="exec </dev/null >/dev/null 2>'$work/errors'
 /bin/sh -c \"\$(cat '$work/text')\" sh hold; echo \$? >'$work/status'"
     if [ -n "${SKYMAGIC_HOLDER-}" ]; then
-        tries=0
-        until [ -p "$SKYMAGIC_HOLDER/start" ] || [ $tries -gt 300 ]; do
-            tries=$((tries + 1))
-            sleep 0.1 2>/dev/null || sleep 1
-        done
-        [ -O "$SKYMAGIC_HOLDER/start" ] || refuse "the job's holder is not here"
         printf '%s\n' "$order" >"$SKYMAGIC_HOLDER/$name-container" &&
             echo "$name-container" >"$SKYMAGIC_HOLDER/start" || refuse "the job has ended"
     else
@@ -371,7 +379,7 @@ def look(
     ]
     told = {words[0]: words[1:] for words in lines if words}
     if not told.get("engine"):
-        raise HostError(connection.label, *_no_engine(wanted), code=NO_ENGINE)
+        raise HostError(connection.label, *_no_engine(wanted), code="container-engine")
     container = replace(wanted, engine=told["engine"][0])
     found = replace(shells, container=container)
     if "cdi" in told:
@@ -384,7 +392,7 @@ def look(
             connection.label,
             f"the image {container.image} is not there",
             "copy it there, or write the name of an image in a registry",
-            code=NO_IMAGE,
+            code="container-image",
         )
     return found, "image" in told
 
@@ -403,7 +411,7 @@ def _pull(
             f"{container.engine} could not pull {container.image}"
             + (f":\n{last}" if last else f" (exit code {result.status})"),
             _PULL_REMEDIES[container.engine],
-            code=NO_IMAGE,
+            code="container-image",
         )
 
 

@@ -204,3 +204,25 @@ def podman(env: Mapping[str, str], *words: str) -> str:
     """What podman prints."""
     command = ["podman", *words]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True).stdout
+
+
+STAND_IN = """#!/bin/sh
+# Does what these options of apptainer do, by charliecloud.
+[ "$1" = exec ] || exit 1
+shift
+options=
+while :; do
+    case $1 in
+        --bind=/dev/shm) ;;
+        --bind=*) options="$options $1" ;;
+        --pwd=*) options="$options --cd=${1#--pwd=}" ;;
+        *) break ;;
+    esac
+    shift
+done
+image=$1
+shift
+export PATH=/usr/local/bin:/usr/bin:/bin USER="${USER:-root}"
+ch-run $options "$image" -- "$@"
+"""
+"""Instead of apptainer. As that does with an image in a file, it stays the parent of the container's first process."""

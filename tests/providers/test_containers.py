@@ -15,7 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.containers import LACKING, MARKER, installable, podman, root_file_system, storage
+from tests.lab.containers import (
+    LACKING,
+    MARKER,
+    STAND_IN,
+    installable,
+    podman,
+    root_file_system,
+    storage,
+)
 from tests.lab.desk import killed
 from tests.lab.golden import Golden
 from tests.lab.hosts import Hosts, loopback, still_there
@@ -242,32 +250,11 @@ def test_mistakes_of_hosts_are_shown_before_anything_starts(tmp_path: Path, gold
         golden("\n\n".join(texts))
 
 
-APPTAINER = """#!/bin/sh
-# Does what these options of apptainer do, by charliecloud.
-[ "$1" = exec ] || exit 1
-shift
-options=
-while :; do
-    case $1 in
-        --bind=/dev/shm) ;;
-        --bind=*) options="$options $1" ;;
-        --pwd=*) options="$options --cd=${1#--pwd=}" ;;
-        *) break ;;
-    esac
-    shift
-done
-image=$1
-shift
-PATH=/usr/local/bin:/usr/bin ch-run $options "$image" -- "$@"
-"""
-"""As apptainer does with an image in a file, it stays the parent of the container's first process."""
-
-
 @pytest.mark.needs("charliecloud")
 def test_first_engine_of_the_node_is_used(image: Path, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "apptainer").write_text(APPTAINER.replace("ch-run", shutil.which("ch-run") or ""))
+    (programs / "apptainer").write_text(STAND_IN)
     (programs / "apptainer").chmod(0o755)
     with lab(tmp_path, str(image), path=f"{programs}:{os.environ['PATH']}") as made:
         line = made.pool.replace("h[1-2]", "h1")
