@@ -54,9 +54,10 @@ It starts the daemons whose names it reads from its pipe (descriptor 3), and end
 one, or with the job.
 
 - The folder (``dir``) has mode 0700. It contains ``start``, the named pipe; ``python``, the path of
-  the job's interpreter; ``path``, its PATH, for engines of containers (`ssh.container`); and a script for each daemon, put there by `kernels.fork`, which then
-  writes the script's name to the pipe. The ``EXIT`` trap removes the folder. Old folders of holders
-  that were killed are removed at the start.
+  the job's interpreter; ``path``, the job's PATH, where engines of containers may be; and a script
+  for each daemon, put there by `kernels.fork`, which then writes the script's name to the pipe. The
+  ``EXIT`` trap removes the folder. Old folders of holders that were killed are removed at the
+  start.
 - ``exec 3<>`` opens both ends of the pipe: `read` then never sees an end of file when a writer
   closes its end, and opening does not wait for a writer.
 - ``running`` counts the daemons. ``ending`` is set by a signal. ``alone`` is the background process

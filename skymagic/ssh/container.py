@@ -66,6 +66,10 @@ find_engine() {
     case $image in
         '~/'*) image=$HOME/${image#'~/'} ;;
     esac
+    case $engine in
+        podman) image=${image#docker://}; qualify ;;
+        charliecloud) image=${image#docker://} ;;
+    esac
     file=$image
     case $engine:$image in
         *:/*) ;;
@@ -73,6 +77,20 @@ find_engine() {
             # An engine that is given a name looks it up at each start; so it gets a file.
             case $image in *://*) ;; *) image=docker://$image ;; esac
             file=$home/containers/$(printf %s "$image" | tr -c 'A-Za-z0-9._-' _).sif ;;
+    esac
+}
+
+# podman may be set up to look nowhere for a name without a registry.
+qualify() {
+    case $image in
+        /* | localhost/*) ;;
+        *.*/* | *:*/*) ;;
+        *)
+            if podman image exists "$image"; then return; fi
+            case $image in
+                */*) image=docker.io/$image ;;
+                *) image=docker.io/library/$image ;;
+            esac ;;
     esac
 }
 

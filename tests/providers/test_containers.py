@@ -57,6 +57,7 @@ class Lab:
     notebook: Notebook
     pool: str
     env: dict[str, str]
+    container: str
 
     def containers(self) -> str:
         """podman's containers that run."""
@@ -76,7 +77,7 @@ def lab(folder: Path, container: str, *, path: str = "") -> Iterator[Lab]:
             with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
                 options = "--provider ssh --hosts h[1-2] --procs-per-node 2"
                 line = f"%sky_pool {NAME} {options} --container {container} --bind {folder}/wheels"
-                yield Lab(hosts, notebook, line, env)
+                yield Lab(hosts, notebook, line, env, container)
                 notebook.run("%sky_down --all")
 
 
@@ -163,6 +164,7 @@ def test_the_node_lists_its_pools(boxed: Lab) -> None:
     pids = seen(boxed.notebook, "import os\nos.getpid()")
     assert all(psutil.pid_exists(pid) for pid in pids)
     assert NAME in boxed.notebook.run("%sky_status --hosts h1").said
+    assert f"in {boxed.container}" in boxed.notebook.run("%sky_status").rich[-1]["text/html"]
 
 
 def test_lost_connections_are_opened_again(boxed: Lab) -> None:

@@ -46,7 +46,7 @@ def test_kind_of_image_decides_the_engines() -> None:
 
 
 def test_unusable_images_and_folders_are_refused(golden: Golden) -> None:
-    refusals = []
+    refusals: list[str] = []
     for text in ("docker:python:3.11", "podmn:python:3.11", "-x", "./torch.sif", "a b"):
         with pytest.raises(RequestError) as refused:
             parse_container(text)
