@@ -40,6 +40,7 @@ NAME = f"boxed{os.getpid()}"
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("images")
+    (folder / "env").mkdir()
     yield root_file_system(folder / "image")
     shutil.rmtree(folder)
 
@@ -65,7 +66,9 @@ class Lab:
 
 
 @contextmanager
-def lab(folder: Path, container: str, *, path: str = "") -> Iterator[Lab]:
+def lab(
+    folder: Path, container: str, *, environments: Path | None = None, path: str = ""
+) -> Iterator[Lab]:
     (folder / "podman").mkdir()
     with storage(folder / "podman") as env:
         settings = {**env, **installable(folder / "wheels")}
@@ -73,12 +76,14 @@ def lab(folder: Path, container: str, *, path: str = "") -> Iterator[Lab]:
             settings["PATH"] = path
         with loopback(folder / "hosts", 2, env=settings) as hosts:
             home = home_that_knows(hosts, folder / "client")
+            for host in hosts if environments else ():
+                (host.home / ".skymagic/env").symlink_to(environments)
             (folder / "notebook").mkdir()
             with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
                 options = "--provider ssh --hosts h[1-2] --procs-per-node 2"
                 line = f"%sky_pool {NAME} {options} --container {container} --bind {folder}/wheels"
                 yield Lab(hosts, notebook, line, env, container)
-                notebook.run("%sky_down --all")
+                notebook.run("%load_ext skymagic\n%sky_down --all")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -86,7 +91,8 @@ def boxed(
     request: pytest.FixtureRequest, image: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lab]:
     """A pool in containers of an engine."""
-    with lab(tmp_path_factory.mktemp("boxed"), f"{request.param}:{image}") as made:
+    folder, environments = tmp_path_factory.mktemp("boxed"), image.parent / "env"
+    with lab(folder, f"{request.param}:{image}", environments=environments) as made:
         shown = made.notebook.run(made.pool)
         assert "4 ranks" in shown.said
         yield made
@@ -174,9 +180,30 @@ def test_lost_connections_are_opened_again(boxed: Lab) -> None:
     assert seen(boxed.notebook, "kept") == [8] * 4
 
 
+def test_another_notebook_attaches(boxed: Lab) -> None:
+    boxed.notebook.run("%%sky_broadcast\nkept = 9")
+    killed(boxed.notebook)
+    boxed.notebook.restart()
+    boxed.notebook.run(f"%load_ext skymagic\n%sky_attach {NAME}")
+    assert seen(boxed.notebook, "kept") == [9] * 4
+
+
 def test_down_leaves_nothing(boxed: Lab) -> None:
     boxed.notebook.run("%sky_down")
     left_nothing(boxed)
+
+
+def test_killed_notebook_leaves_nothing(boxed: Lab) -> None:
+    notebook = boxed.notebook
+    notebook.run("%config SkyMagic.away = 1")
+    notebook.run(boxed.pool.replace("h[1-2]", "h1"))
+    notebook.run("%%sky_broadcast\nimport subprocess\nchild = subprocess.Popen(['sleep', '614'])")
+    started = boxed.hosts[0].processes()
+    assert any(one.cmdline() == ["sleep", "614"] for one in started)
+    killed(notebook)
+    assert still_there(started, timeout=60.0) == []
+    left_nothing(boxed)
+    notebook.restart()
 
 
 def running(boxed: Lab, matches: Callable[[list[str]], bool]) -> list[psutil.Process]:
@@ -196,34 +223,6 @@ def left_nothing(boxed: Lab) -> None:
 
 
 # -- without a shared pool -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_killed_notebook_leaves_nothing(engine: str, image: Path, tmp_path: Path) -> None:
-    with lab(tmp_path, f"{engine}:{image}") as made:
-        notebook = made.notebook
-        notebook.run("%config SkyMagic.away = 1")
-        notebook.run(f"{made.pool.replace('h[1-2]', 'h1')}")
-        notebook.run(
-            "%%sky_broadcast\nimport subprocess\nchild = subprocess.Popen(['sleep', '614'])"
-        )
-        started = made.hosts[0].processes()
-        assert any(one.cmdline() == ["sleep", "614"] for one in started)
-        killed(notebook)
-        assert still_there(started, timeout=60.0) == []
-        left_nothing(made)
-        notebook.restart()
-
-
-@pytest.mark.needs("podman")
-def test_another_notebook_attaches(image: Path, tmp_path: Path) -> None:
-    with lab(tmp_path, f"podman:{image}") as made:
-        made.notebook.run(f"{made.pool.replace('h[1-2]', 'h1')}")
-        made.notebook.run("%%sky_broadcast\nkept = 9")
-        killed(made.notebook)
-        made.notebook.restart()
-        made.notebook.run("%load_ext skymagic\n%sky_attach")
-        assert seen(made.notebook, "kept") == [9, 9]
 
 
 def test_mistakes_of_hosts_are_shown_before_anything_starts(tmp_path: Path, golden: Golden) -> None:
@@ -258,7 +257,10 @@ def test_first_engine_of_the_node_is_used(image: Path, tmp_path: Path) -> None:
     programs.mkdir()
     (programs / "apptainer").write_text(STAND_IN)
     (programs / "apptainer").chmod(0o755)
-    with lab(tmp_path, str(image), path=f"{programs}:{os.environ['PATH']}") as made:
+    environments = image.parent / "env"
+    with lab(
+        tmp_path, str(image), environments=environments, path=f"{programs}:{os.environ['PATH']}"
+    ) as made:
         line = made.pool.replace("h[1-2]", "h1")
         step = f"containers of {image} are started by apptainer on h1"
         assert step in made.notebook.run(f"{line} --dry-run").text
