@@ -76,8 +76,9 @@ def lab(
             settings["PATH"] = path
         with loopback(folder / "hosts", 2, env=settings) as hosts:
             home = home_that_knows(hosts, folder / "client")
-            for host in hosts if environments else ():
-                (host.home / ".skymagic/env").symlink_to(environments)
+            if environments is not None:
+                for host in hosts:
+                    (host.home / ".skymagic/env").symlink_to(environments)
             (folder / "notebook").mkdir()
             with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
                 options = "--provider ssh --hosts h[1-2] --procs-per-node 2"
