@@ -258,6 +258,7 @@ def plan_install(
     python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
     requirements = missing_in_image(requirements, facts)
     builds = choose(requirements, facts)
+    # uv would install the image's packages again: it does not see them
     if requirements.base:
         python, pip, uv = facts.pythons[0].path, True, None
         builds = replace(builds, constraints=kept_builds(requirements, facts))

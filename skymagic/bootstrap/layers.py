@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skymagic.bootstrap.facts import HostFacts
-from skymagic.bootstrap.requirements import TORCH, Requirements
+from skymagic.bootstrap.requirements import TORCH, Lookup, Requirements, notebook, preferred
 from skymagic.plan.image import is_place, project, unsatisfied_requirements
 
 OVER_IMAGE = r"""
@@ -28,14 +28,20 @@ over_image() {
 """
 
 
-def missing_in_image(requirements: Requirements, facts: HostFacts) -> Requirements:
+def missing_in_image(
+    requirements: Requirements, facts: HostFacts, lookup: Lookup = notebook
+) -> Requirements:
     """Return the requirements without those that the host's image satisfies.
 
     What the image has keeps its version, unless the user wants another one. All other packages get
     the notebook's versions.
+
+    Args:
+        lookup: finds what the notebook has.
     """
     if not requirements.base:
         return requirements
+    # `str` of a requirement sorts its specifiers, so both sides are compared in that form
     unsatisfied = {
         str(requirement)
         for requirement, _ in unsatisfied_requirements(requirements.packages, facts.packages)
@@ -45,7 +51,9 @@ def missing_in_image(requirements: Requirements, facts: HostFacts) -> Requiremen
         for text in requirements.packages
         if is_place(text) or project(text) is None or _normal(text) in unsatisfied
     )
-    preferences = (text for text in requirements.preferences if project(text) not in facts.packages)
+    # without those that only the image's own packages need
+    needed = {project(text) for text in preferred(missing, lookup)} - set(facts.packages)
+    preferences = (text for text in requirements.preferences if project(text) in needed)
     return replace(requirements, packages=missing, preferences=tuple(preferences))
 
 
@@ -61,6 +69,7 @@ def kept_builds(requirements: Requirements, facts: HostFacts) -> tuple[str, ...]
     Args:
         requirements: those that the image does not satisfy.
     """
+    # a dependency of another package must not bring a second torch, gigabytes with other CUDA
     wanted = set(map(project, requirements.packages))
     return tuple(
         f"{name}=={facts.packages[name]}"
@@ -79,6 +88,7 @@ def layer_problems(facts: HostFacts, requirements: Requirements) -> list[str]:
     )
     if not facts.pythons:
         return [f"the image {requirements.base} has no Python: choose another image, or {own}"]
+    # the probe asks only the interpreter that comes first on the image's PATH
     python = facts.pythons[0]
     if python.version != requirements.minor:
         return [

@@ -66,6 +66,7 @@ class Container:
 
 def parse_container(text: str, binds: Sequence[str] = ()) -> Container:
     """Parse ``IMAGE`` or ``ENGINE:IMAGE``. Raises RequestError."""
+    # the text before a colon is an engine, a registry, a scheme, or the name before a tag
     engine, colon, image = text.partition(":")
     if not colon or engine not in ENGINES:
         _refuse_engine(text, engine, image)
@@ -75,6 +76,7 @@ def parse_container(text: str, binds: Sequence[str] = ()) -> Container:
             f"{image!r} is no image: write a name in a registry, as in pytorch/pytorch:2.13.0, or "
             "an absolute path on the nodes"
         )
+    # people copy names from apptainer's documentation, which writes the scheme
     if engine == "podman":
         image = image.removeprefix("docker://")
     return Container(image, engine, tuple(binds))
@@ -99,7 +101,7 @@ def _refuse_engine(text: str, engine: str, image: str) -> None:
 
 @dataclass(frozen=True)
 class PyxisStep:
-    """Options of srun with which Slurm's plugin pyxis runs a step in a container.
+    """Step of a Slurm job that the plugin pyxis runs in a container.
 
     Attributes:
         container: the image and folders.
@@ -110,11 +112,12 @@ class PyxisStep:
     name: str
 
     def options(self) -> tuple[str, ...]:
-        """Return the options."""
+        """Return the options of srun."""
         image = self.container.image
         registry, slash, rest = image.partition("/")
         if slash and registry and ("." in registry or ":" in registry):
             image = f"{registry}#{rest}"  # pyxis takes what follows the first slash for the name
+        # daemons and channels meet in /tmp; tensors of data loaders are in /dev/shm
         folders = ("/tmp", "/dev/shm", *self.container.binds)
         mounts = ",".join(f if ":" in f else f"{f}:{f}" for f in folders)
         return (

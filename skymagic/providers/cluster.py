@@ -161,6 +161,7 @@ class ClusterNode(ABC):
         connection, deadline = self.connection(), time.monotonic() + patience
         while True:
             try:
+                # in the loop, because a node that was just allocated may refuse its first steps
                 if shells is not None:
                     shells = container.prepare(connection, shells, report)
                     container.enter(connection, shells)
@@ -411,9 +412,9 @@ class ClusterSurvey(Survey):
         return self._nodes(nodes, [f"{allocation.job_id}-{index}" for index in range(len(nodes))])
 
     def container_shells(self) -> ContainerShells | None:
-        """Return the container that the nodes' processes run in.
+        """Return the container of the nodes, or None if the pool has none.
 
-        Returns None if there is none, or if the scheduler itself starts it.
+        Providers whose scheduler starts the containers return None.
         """
         return container_shells(self.plan.request, self.requirements)
 

@@ -135,6 +135,7 @@ class Kubernetes:
         options = dict(request.kubernetes)
         mistakes = unsupported_options(request, "kubernetes")
         mistakes += container_mistakes(request, "kubernetes")
+        # --image is older and leaves the image's packages unused, so the two are not the same
         if request.container and "image" in options:
             mistakes.append("--container and --image both name the image: keep one of them")
         if request.container and options.get("pods"):

@@ -458,6 +458,7 @@ def _has_pyxis(login: LoginNode, request: PoolRequest) -> bool:
     container = parse_container(request.container)
     if container.engine not in ("", "pyxis") or container.image.endswith(".sif"):
         return False
+    # plugins add their options to srun's help
     return "--container-image" in login.run("srun", "--help").stdout
 
 
@@ -593,6 +594,7 @@ class JobNode(ClusterNode):
             *self.pyxis,
         ]
         variables = {processes.HOLDER: holder_folder(self.job_id, self.name)}
+        # packages of the user's home folder are built for another Python than the image's
         if self.pyxis:
             variables |= {"PYTHONNOUSERSITE": "1"}
         step = functools.partial(self.login.channel, [*command, "/bin/sh", "-c"], variables)

@@ -242,6 +242,7 @@ def container_shells(request: PoolRequest, requirements: Requirements) -> Contai
     if not request.container:
         return None
     container = parse_container(request.container, request.binds)
+    # a plugin may use GPUs that nobody has asked for
     shows_gpus = request.gpu is None or gpus.requests_gpus(request)
     return ContainerShells(container, requirements.folder or "", shows_gpus)
 
@@ -266,7 +267,7 @@ def containers(
             say(f"{connection.label}: {step}")
 
         if request.dry_run:
-            prepared, has_image = container.look(connection, shells, report)
+            prepared, has_image = container.find_engine(connection, shells, report)
             if not has_image:
                 return None
         else:
@@ -373,6 +374,7 @@ class HostMachine:
             daemon: name of the daemon that keeps the node's agent running.
         """
         assert self._installation is not None
+        # only now has the node a daemon, whose name the container gets
         if self.shells is not None:
             holding = container_holder_script(daemon)
             self.shells = replace(self.shells, name=daemon, holding=holding)

@@ -1,4 +1,4 @@
-"""Containers on a node: sh that finds an engine, gets the image, and starts shells in containers.
+"""Containers on a node: find an engine, get the image, and start shells in containers.
 
 `enter` makes all later shells of a connection run in containers::
 
@@ -7,14 +7,14 @@
                                  └── first process (sh, a holder) ── daemon ── agent ── ranks
 
 All containers of a node share its home folder, /tmp, /dev/shm, network, host name and process
-numbers. The last is not podman's default, but with process numbers of its own, a container's agent
-could be seen, signalled and cleaned up only from within, and `skymagic ps` runs on the node.
+numbers. The last is not podman's default. But with process numbers that only the container knows,
+nothing outside could see or stop an agent, and `skymagic ps` and `skymagic stop` run on the node.
 
-An engine ends what a container has left running when its first process has ended, or takes its
-files away. A daemon outlives the shell that starts it, so the first daemon's shell also starts a
-container whose first process is a *holder* (`providers.holder.HOLDER`), which starts the daemons
-(`kernels.fork.run_below_holder`). That container ends after the last daemon. A scheduler's own
-holder, where there is one, keeps it.
+When the first process of a container has ended, the engine kills the other ones, or takes their
+files away. A daemon outlives the shell that starts it. Therefore the shell of a first daemon starts
+a container whose first process is a *holder* (`providers.holder.HOLDER`), which starts the daemons
+(`kernels.fork.run_below_holder`). That container ends after the last daemon. In a scheduler's job,
+the job's holder starts that container.
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ in_podman_of_holder() {
 
 in_apptainer() {
     more() { options="$options --bind=$from:$to"; }
+    # sites may turn off what is shown by default
     options="--bind=/dev/shm"
     each_bind more
     if has_gpus; then options="$options --nv"; fi
@@ -281,13 +282,13 @@ hold() {
 named=
 "$@"
 """
-"""Functions of a node's shell, and the one to call as its arguments.
+"""Functions of a node's shell. The first argument names the one to call.
 
 - `_settings` sets the variables: ``engines`` and ``image`` as the user wants them; ``binds``;
   ``gpus``, whether to show GPUs; ``home``, skymagic's folder; ``name``, the container of the pool's
   daemons, or "" for none; ``holder`` and ``holding``, the folder and the script of its first
   process; ``passed``, see `PASSED`.
-- ``text`` is the whole script itself, for the process that keeps the container.
+- ``text`` holds the whole script: the process that keeps the container runs it again.
 - No value that is split into words may contain blanks: `plan.container` refuses them in folders,
   and a home folder with blanks does not work with all of the engines either.
 """
@@ -304,6 +305,7 @@ def _settings(container: Container, home: str, gpus: bool, name: str, holding: s
         "holder": container_holder(name),
         "holding": holding,
     }
+    # the node's shell knows its home folder, the notebook does not
     lines = [f"{key}={quote(value)}" for key, value in values.items()]
     folder = quote(home) if home else '"${SKYMAGIC_HOME:-$HOME/.skymagic}"'
     return "\n".join([*lines, f"home={folder}"])
@@ -316,7 +318,7 @@ def container_holder(name: str) -> str:
 
 @dataclass(frozen=True)
 class ContainerShells:
-    """Container of a node, and the shells that start in it.
+    """Shells that run in a node's container.
 
     Attributes:
         container: what the user wants.
@@ -376,13 +378,13 @@ def prepare(
     Raises:
         HostError: the node has no engine, or the image does not exist.
     """
-    found, has_image = look(connection, shells, report)
+    found, has_image = find_engine(connection, shells, report)
     if not has_image:
         _pull(connection, found, report)
     return found
 
 
-def look(
+def find_engine(
     connection: HostConnection, shells: ContainerShells, report: Callable[[str], None]
 ) -> tuple[ContainerShells, bool]:
     """Find the engine on a node; return the shells with it, and whether the image is there.
@@ -395,9 +397,11 @@ def look(
     lines = [
         line.removeprefix(MARK).split() for line in result.out.splitlines() if line.startswith(MARK)
     ]
+    # a profile may print lines of its own between ours
     told = {words[0]: words[1:] for words in lines if words}
     if not told.get("engine"):
         raise HostError(connection.label, *_no_engine(wanted), code="container-engine")
+    # later shells do not search again, and all of a pool's shells use one engine
     container = replace(wanted, engine=told["engine"][0])
     found = replace(shells, container=container)
     if "cdi" in told:
@@ -421,8 +425,10 @@ def _pull(
     container = shells.container
     report(f"pulling {container.image} with {container.engine}")
     logger.info("image is pulled: host=%s engine=%s", connection.label, container.engine)
+    # no timeout: an image has up to 20 GB, and its user can press stop
     result = connection.run(_script(shells, "fetch"))
     if result.status != 0:
+        # engines print their progress first, and the reason at the end
         last = "\n".join((result.err.strip() or result.out.strip()).splitlines()[-6:])
         raise HostError(
             connection.label,
@@ -448,6 +454,7 @@ def _script(shells: ContainerShells, call: str) -> str:
 def _no_engine(container: Container) -> tuple[str, str]:
     """Return the reason and the remedy if a node has none of the engines."""
     wanted = " or ".join(container.engines)
+    # the user has named the engine, or the kind of image leaves no choice
     reason = f"{wanted} is not there, and --container {container} needs it"
     if len(container.engines) > 1:
         reason = (

@@ -247,7 +247,7 @@ def test_mistakes_of_hosts_are_shown_before_anything_starts(tmp_path: Path, gold
             made.notebook.fail(start("pyxis:lab/image:1")).evalue,
         ]
         plan = made.notebook.run(f"{start('podman:lab/image:1')} --dry-run").text
-        assert "the image podman:lab/image:1 is pulled, then inspected on h1, h2" in plan
+        texts += [line for line in plan.splitlines() if "set-up" in line or "container " in line]
         assert all(list(host.home.iterdir()) == [host.home / ".skymagic"] for host in made.hosts)
         golden("\n\n".join(texts))
 
@@ -263,8 +263,7 @@ def test_first_engine_of_the_node_is_used(image: Path, tmp_path: Path) -> None:
         tmp_path, str(image), environments=environments, path=f"{programs}:{os.environ['PATH']}"
     ) as made:
         line = made.pool.replace("h[1-2]", "h1")
-        step = f"containers of {image} are started by apptainer on h1"
-        assert step in made.notebook.run(f"{line} --dry-run").text
+        assert " by apptainer on h1" in made.notebook.run(f"{line} --dry-run").text
         made.notebook.run(line)
         assert seen(made.notebook, f"import os\nos.path.exists({MARKER!r})") == [True, True]
         cell = made.notebook.start("%%sky_sh\nsetsid sleep 615 &\necho at work\nsleep 616")

@@ -7,14 +7,14 @@ from dataclasses import replace
 from skymagic.bootstrap.facts import HostFacts, Python
 from skymagic.bootstrap.install import plan_install
 from skymagic.bootstrap.layers import kept_builds, layer_problems, missing_in_image
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.requirements import InstalledDistribution, Requirements
 from tests.lab.golden import Golden
 
 REQUIREMENTS = Requirements(
     "3.11",
     "3.11",
     ("torch", "ipykernel>=6.17.1", "pandas>=3", "https://example.org/x-1-py3-none-any.whl"),
-    ("torch==2.13.0", "numpy==2.4.0", "pandas==3.0.1", "filelock==3.20.0"),
+    ("torch==2.13.0", "numpy==2.4.0", "pandas==3.0.1", "filelock==3.20.0", "pytz==2026.1"),
     base="pytorch/pytorch",
 )
 FACTS = HostFacts(
@@ -27,11 +27,17 @@ FACTS = HostFacts(
     packages={"torch": "2.5.1+cu124", "ipykernel": "6.29.5", "pandas": "2.2.0", "numpy": "1.26.4"},
 )
 
+NOTEBOOK = {
+    "pandas": InstalledDistribution("pandas", "2.9", ("numpy", "pytz")),
+    "numpy": InstalledDistribution("numpy", "2.4.0"),
+    "pytz": InstalledDistribution("pytz", "2026.1"),
+}
+
 
 def test_packages_of_the_image_are_not_installed_again() -> None:
-    missing = missing_in_image(REQUIREMENTS, FACTS)
+    missing = missing_in_image(REQUIREMENTS, FACTS, NOTEBOOK.get)
     assert missing.packages == ("pandas>=3", "https://example.org/x-1-py3-none-any.whl")
-    assert missing.preferences == ("filelock==3.20.0",)
+    assert missing.preferences == ("pytz==2026.1",), "numpy is there, and only torch needs filelock"
     assert missing_in_image(replace(REQUIREMENTS, base=""), FACTS).packages[0] == "torch"
 
 
