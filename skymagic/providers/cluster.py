@@ -224,7 +224,8 @@ class DirectConnection:
 
         def connect() -> Transport:
             direct = self._direct(processes.ATTACH, daemon) if daemon_started.is_set() else None
-            return direct or self._machine.attached(daemon)
+            starts = not daemon_started.is_set()
+            return direct or self._machine.attached(daemon, starts=starts)
 
         def move() -> None:
             if self._ensure_relay():

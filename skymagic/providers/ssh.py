@@ -389,7 +389,7 @@ class HostMachine:
             self.name,
             access=HostAccess(self.name, installation, daemon, self.tunnel.secret, self.shells),
             leave=self.leave,
-            start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
+            start_agent=functools.partial(self._start_agent, daemon),
             run=self._run,
             install=None if self._has_own_interpreter else self._install,
             python=self._installation.python
@@ -398,6 +398,24 @@ class HostMachine:
             forward=self.tunnel.forward,
             own=self._installation.facts.own,
         )
+
+    def _start_agent(self, daemon: str, state: Callable[[str], None]) -> Transport:
+        """Start a new agent and return the tunnel to it; the node has another one's daemon if the
+        tunnel takes it over.
+        """
+        daemon_started = threading.Event()
+        if self.tunnel.takes_over:
+            daemon_started.set()
+
+        def on_state(now: str) -> None:
+            if now == "connected":
+                daemon_started.set()
+            state(now)
+
+        def connect() -> Transport:
+            return self.attached(daemon, starts=not daemon_started.is_set())
+
+        return self.tunnel.open(connect, on_state)
 
     @property
     def runs(self) -> bool:
@@ -420,10 +438,13 @@ class HostMachine:
         assert self._installation is not None
         return self._installation.command(module, *args)
 
-    def attached(self, daemon: str) -> Transport:
+    def attached(self, daemon: str, *, starts: bool = True) -> Transport:
         """Connect the tunnel to a daemon.
 
         The first call uses the first connection; each later call opens a new one.
+
+        Args:
+            starts: True if the daemon may have to be started.
         """
         command = self._command(processes.ATTACH, daemon)
         with self._lock:
@@ -433,7 +454,7 @@ class HostMachine:
             if self._connection is None:
                 self._connection = self.connect()
             self._used = True
-            process = self._connection.open(command, lasting=True)
+            process = self._connection.open(command, lasting=starts)
             return ConnectionProcess(process, self._connection)
 
     def _run(self, module: str, *args: str) -> Transport:

@@ -173,7 +173,8 @@ each_bind() {
 
 in_podman() {
     more() { options="$options --volume=$from:$to"; }
-    options=
+    # podman's own /dev/shm has 64 MB; --ipc=host would need /dev/mqueue, too
+    options=--volume=/dev/shm:/dev/shm
     each_bind more
     for one in $(env | sed -nE "s/^($passed)=.*/\1/p"); do options="$options --env=$one"; done
     if [ "$(id -u)" != 0 ]; then options="$options --userns=keep-id"; fi
@@ -184,7 +185,7 @@ in_podman() {
         *) options="$options --pull=never" ;;
     esac
     shift
-    exec podman run --rm --interactive --network=host --uts=host --ipc=host --pid=host \
+    exec podman run --rm --interactive --network=host --uts=host --pid=host \
         --user="$(id -u):$(id -g)" --security-opt=label=disable --pids-limit=-1 \
         --workdir="$HOME" --entrypoint=/bin/sh $options "$image" "$@"
 }
@@ -318,7 +319,7 @@ def container_holder(name: str) -> str:
 
 @dataclass(frozen=True)
 class ContainerShells:
-    """Shells that run in a node's container.
+    """Settings of the shells that start in a node's container.
 
     Attributes:
         container: what the user wants.

@@ -11,6 +11,7 @@ from tests.lab.containers import installable, root_file_system, storage
 from tests.lab.hosts import loopback
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
+from tests.lab.waiting import until
 
 PAGE = ROOT / "docs" / "how-to" / "containers.md"
 
@@ -29,3 +30,5 @@ def test_a_session_with_podman(tmp_path: Path) -> None:
             with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
                 for example in examples(page):
                     follow(notebook, example)
+                # podman removes the container
+                until(lambda: not hosts[0].processes())

@@ -194,6 +194,18 @@ def test_down_leaves_nothing(boxed: Lab) -> None:
     left_nothing(boxed)
 
 
+def test_end_of_a_container_is_the_end_of_its_node(boxed: Lab) -> None:
+    if not boxed.container.startswith("podman:"):
+        return  # other engines have nothing that could be ended as a whole
+    boxed.notebook.run(boxed.pool)
+    first = boxed.containers().split()[0]
+    podman(boxed.env, "rm", "--force", "--time=0", first)
+    error = boxed.notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)")
+    assert boxed.notebook.fields()["code"] in ("ranks-lost", "node-lost"), error.text
+    boxed.notebook.run("%sky_down")
+    left_nothing(boxed)
+
+
 def test_killed_notebook_leaves_nothing(boxed: Lab) -> None:
     notebook = boxed.notebook
     notebook.run("%config SkyMagic.away = 1")
@@ -216,9 +228,8 @@ def running(boxed: Lab, matches: Callable[[list[str]], bool]) -> list[psutil.Pro
 
 def left_nothing(boxed: Lab) -> None:
     """No process of a node, no container and no file."""
-    processes = [one for host in boxed.hosts for one in host.processes()]
-    assert still_there(processes) == []
-    until(lambda: boxed.containers() == "")
+    until(lambda: not any(host.processes() for host in boxed.hosts))
+    assert boxed.containers() == ""
     folders = (Path("/tmp"), Path("/dev/shm"))
     assert [left for one in folders for left in one.glob(f"skymagic*{NAME}*")] == []
 

@@ -15,6 +15,7 @@ silent=''
 sent_links=''
 sent_mark=''
 copied=''
+base=''
 
 <COMMON>
 
@@ -29,6 +30,16 @@ copied=''
 <PIP_SETTINGS>
 
 <PACKAGES>
+
+# An environment that sees the packages of the interpreter's own installation.
+over_image() {
+    attempt "making an environment over the image's packages" \
+        "$python" -m venv --without-pip --system-site-packages "$made" && begun || return 1
+    if ! grep -q '^[^-]' "$drop/requirements.txt"; then return 0; fi
+    if ! "$made/bin/python" -m pip --version >/dev/null 2>&1; then ensure_pip || return 1; fi
+    by_steps "installing packages with pip" \
+        "$made/bin/python" -m pip install --progress-bar off
+}
 
 requirements() {
     {
