@@ -70,11 +70,11 @@ def kept_builds(requirements: Requirements, facts: HostFacts) -> tuple[str, ...]
         requirements: those that the image does not satisfy.
     """
     # a dependency of another package must not bring a second torch, gigabytes with other CUDA
-    wanted = set(map(project, requirements.packages))
+    requested = set(map(project, requirements.packages))
     return tuple(
         f"{name}=={facts.packages[name]}"
         for name in TORCH
-        if requirements.base and name in facts.packages and name not in wanted
+        if requirements.base and name in facts.packages and name not in requested
     )
 
 

@@ -43,7 +43,7 @@ class Container:
     binds: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.engine}:{self.image}" if self.engine else self.image
+        return ":".join(filter(None, (self.engine, self.image)))
 
     @property
     def is_file(self) -> bool:
@@ -114,12 +114,12 @@ class PyxisStep:
     def options(self) -> tuple[str, ...]:
         """Return the options of srun."""
         image = self.container.image
-        registry, slash, rest = image.partition("/")
+        registry, slash, path = image.partition("/")
         if slash and registry and ("." in registry or ":" in registry):
-            image = f"{registry}#{rest}"  # pyxis takes what follows the first slash for the name
+            image = f"{registry}#{path}"  # pyxis takes what follows the first slash for the name
         # daemons and channels meet in /tmp; tensors of data loaders are in /dev/shm
         folders = ("/tmp", "/dev/shm", *self.container.binds)
-        mounts = ",".join(f if ":" in f else f"{f}:{f}" for f in folders)
+        mounts = ",".join(name if ":" in name else ":".join([name, name]) for name in folders)
         return (
             f"--container-image={image}",
             f"--container-name={self.name}",

@@ -322,7 +322,7 @@ class ContainerShells:
     """Settings of the shells that start in a node's container.
 
     Attributes:
-        container: what the user wants.
+        container: the image and its engine, "" for any that the node has.
         home: skymagic's folder on the node; "" for the node's own setting.
         gpus: whether the container shows the node's GPUs.
         name: name of the pool's daemon on the node; "" before the pool has any.
@@ -379,10 +379,10 @@ def prepare(
     Raises:
         HostError: the node has no engine, or the image does not exist.
     """
-    found, has_image = find_engine(connection, shells, report)
+    with_engine, has_image = find_engine(connection, shells, report)
     if not has_image:
-        _pull(connection, found, report)
-    return found
+        _pull(connection, with_engine, report)
+    return with_engine
 
 
 def find_engine(
@@ -393,31 +393,31 @@ def find_engine(
     Changes nothing on the node. Raises HostError if the node has no engine, or if the image is a
     file that does not exist.
     """
-    wanted = shells.container
+    request = shells.container
     result = connection.run(_script(shells, "inspect"), timeout=60.0)
     lines = [
         line.removeprefix(MARK).split() for line in result.out.splitlines() if line.startswith(MARK)
     ]
     # a profile may print lines of its own between ours
-    told = {words[0]: words[1:] for words in lines if words}
-    if not told.get("engine"):
-        raise HostError(connection.label, *_no_engine(wanted), code="container-engine")
+    facts = {fields[0]: fields[1:] for fields in lines if fields}
+    if not facts.get("engine"):
+        raise HostError(connection.label, *_no_engine(request), code="container-engine")
     # later shells do not search again, and all of a pool's shells use one engine
-    container = replace(wanted, engine=told["engine"][0])
-    found = replace(shells, container=container)
-    if "cdi" in told:
+    container = replace(request, engine=facts["engine"][0])
+    with_engine = replace(shells, container=container)
+    if "cdi" in facts:
         report(
             "it has NVIDIA GPUs, but no description of them for podman, so containers have none: "
             "run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` there"
         )
-    if "image" not in told and container.is_file:
+    if "image" not in facts and container.is_file:
         raise HostError(
             connection.label,
             f"the image {container.image} is not there",
             "copy it there, or write the name of an image in a registry",
             code="container-image",
         )
-    return found, "image" in told
+    return with_engine, "image" in facts
 
 
 def _pull(
@@ -454,9 +454,9 @@ def _script(shells: ContainerShells, call: str) -> str:
 
 def _no_engine(container: Container) -> tuple[str, str]:
     """Return the reason and the remedy if a node has none of the engines."""
-    wanted = " or ".join(container.engines)
+    names = " or ".join(container.engines)
     # the user has named the engine, or the kind of image leaves no choice
-    reason = f"{wanted} is not there, and --container {container} needs it"
+    reason = f"{names} is not there, and --container {container} needs it"
     if len(container.engines) > 1:
         reason = (
             f"none of {', '.join(container.engines)} is there, and --container {container} "
