@@ -407,7 +407,7 @@ def find_engine(
     with_engine = replace(shells, container=container)
     if "cdi" in facts:
         report(
-            "it has NVIDIA GPUs, but no description of them for podman, so containers have none: "
+            "containers of podman have none of its GPUs, because they are not described for it: "
             "run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` there"
         )
     if "image" not in facts and container.is_file:
