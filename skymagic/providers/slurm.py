@@ -51,6 +51,8 @@ FIRST_LOOKS = 3
 """
 RETRY_SECONDS = 30.0
 """Seconds to tolerate refused steps: a freshly allocated node first runs its prologue."""
+UNPACK_SECONDS = 300.0
+"""Seconds that pyxis may take to get and unpack an image."""
 HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
 CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
@@ -160,7 +162,8 @@ class SlurmSurvey(ClusterSurvey):
             nodes,
             f"Slurm job {allocation.number} has",
             say,
-            patience=RETRY_SECONDS,
+            # the first step of a node unpacks the image, and others fail until it has done so
+            patience=UNPACK_SECONDS if self.by_pyxis else RETRY_SECONDS,
             ends=job.ends,
             notice=lead(self.directives),
         )
