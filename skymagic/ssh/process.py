@@ -37,12 +37,12 @@ class Shell:
         command: command line for any login shell; it becomes ``/bin/sh -s``, which leads its
             session.
         noun: what starts it, for messages.
-        timeout: seconds that it may take to start; a login shell's profile counts.
+        timeout: seconds that it may take to start; None for `START_TIMEOUT`.
     """
 
     command: str = SHELL
     noun: str = "the login shell"
-    timeout: float = START_TIMEOUT
+    timeout: float | None = None
 
 
 LOGIN_SHELL = Shell()
@@ -136,7 +136,8 @@ class Process:
             target=self._read_errors, name=f"skymagic-errors-{host}", daemon=True
         )
         try:
-            channel.settimeout(shell.timeout)
+            timeout = shell.timeout or START_TIMEOUT
+            channel.settimeout(timeout)
             channel.exec_command(shell.command)
             self._thread.start()
             # Race: if it has already ended, its output says why.
@@ -148,7 +149,7 @@ class Process:
         except BaseException as problem:
             self._release()
             if isinstance(problem, TimeoutError):
-                reason = f"{shell.noun} ran nothing within {shell.timeout:.0f} s"
+                reason = f"{shell.noun} ran nothing within {shell.timeout or START_TIMEOUT:.0f} s"
                 waits = "does a profile wait for something? " if shell is LOGIN_SHELL else ""
                 raise HostError(
                     host,
