@@ -140,9 +140,6 @@ tell() { printf '@container %s\n' "$*"; }
 inspect() {
     find_engine || { tell engine; exit; }
     tell engine "$engine"
-    if [ "$engine" = podman ]; then  # of shells that were killed
-        podman container prune --force --filter label=skymagic --filter until=1h >/dev/null 2>&1
-    fi
     if has_image; then tell image; fi
     if has_gpus && [ "$engine" = podman ] && ! has_cdi; then tell cdi; fi
 }
@@ -182,21 +179,15 @@ in_podman() {
     for one in $(env | sed -nE "s/^($passed)=.*/\1/p"); do options="$options --env=$one"; done
     if [ "$(id -u)" != 0 ]; then options="$options --userns=keep-id"; fi
     if has_gpus && has_cdi; then options="$options --device=nvidia.com/gpu=all"; fi
-    one=${named:-skymagic-shell-$(date +%s)-$$}
+    if [ -n "$named" ]; then options="$options --name=$named"; fi
     case $file in
         /*) options="$options --rootfs"; image=$file:O ;;
         *) options="$options --pull=never" ;;
     esac
     shift
-    # Not --rm: podman 4.3 then often misses the end of the container, and waits for 20 s.
-    trap : HUP INT TERM
-    podman run --interactive --network=host --uts=host --pid=host --name="$one" --label=skymagic \
+    exec podman run --rm --interactive --network=host --uts=host --pid=host \
         --user="$(id -u):$(id -g)" --security-opt=label=disable --pids-limit=-1 \
         --workdir="$HOME" --entrypoint=/bin/sh $options "$image" "$@"
-    status=$?
-    # 125: it did not start, and a container of this name is another shell's
-    if [ $status != 125 ]; then podman rm --force --time=0 "$one" >/dev/null 2>&1; fi
-    exit $status
 }
 
 in_podman_of_holder() {
