@@ -549,6 +549,8 @@ CODES = {
     "shell-floods": "The login shell prints without end",
     "shell-hangs": "The login shell runs nothing",
     "shell-refused": "The host starts no process",
+    "container-engine": "The host has no program that runs containers",
+    "container-image": "The host does not have the image, and could not pull it",
     "openssh-missing": "OpenSSH's client cannot be used here",
     "openssh-no-master": "OpenSSH's master connection is not there",
     "openssh-master-hangs": "OpenSSH's master connection does not answer",

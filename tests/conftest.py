@@ -141,6 +141,18 @@ def _mounts() -> bool:
     return subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode == 0
 
 
+def _podman() -> bool:
+    from tests.lab.containers import has_podman
+
+    return has_podman()
+
+
+def _charliecloud() -> bool:
+    from tests.lab.containers import has_charliecloud
+
+    return has_charliecloud()
+
+
 # component -> (is it here, how to get it); `.ci/run` installs the same
 COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "sshd": (_command("sshd"), "install the system package openssh-server"),
@@ -154,6 +166,8 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
         "install the system packages slurmctld, slurmd, slurm-client and munge",
     ),
     "ray": (lambda: find_spec("ray") is not None, 'pip install "skymagic[ray]"'),
+    "podman": (_podman, "install the system package podman, and let it run containers"),
+    "charliecloud": (_charliecloud, "install the system package charliecloud"),
     "chromium": (_command("chromium"), "install the system packages chromium and fonts-liberation"),
 }
 

@@ -28,6 +28,7 @@ downloading   download the wheels of a lock file
 facts         the probe's output as a value
 install       install.sh
 messages      reasons why a host cannot be set up, and remedies
+layers        environments over the packages of a container's image
 local_wheels  the notebook's own distributions: their origins, and wheels made of them
 probe         probe.sh
 progress      parse the output of install.sh line by line

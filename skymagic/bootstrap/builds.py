@@ -14,6 +14,7 @@ from pathlib import Path
 
 from skymagic.bootstrap.downloading import LockedWheel
 from skymagic.bootstrap.facts import HostFacts, PlannedWheel
+from skymagic.bootstrap.layers import missing_in_image
 from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.plan.image import project
@@ -291,7 +292,7 @@ def _equal_hosts(
     """
     groups: dict[object, list[tuple[str, tuple[Package, ...]]]] = {}
     for host, facts in hosts.items():
-        host_packages = packages(requirements, facts)
+        host_packages = packages(missing_in_image(requirements, facts), facts)
         versions = tuple(
             (package.name, package.version, package.build) for package in host_packages
         )

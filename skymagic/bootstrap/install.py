@@ -14,6 +14,12 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap import downloading
 from skymagic.bootstrap.builds import backend_for, build_constraints, for_gpus
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.layers import (
+    SHOW_IMAGE,
+    SHOWN_PACKAGES,
+    kept_builds,
+    missing_in_image,
+)
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
 from skymagic.plan.image import project
@@ -124,6 +130,7 @@ leave() {
     trap '' HUP INT TERM PIPE
     if [ -n "$beside" ]; then wait "$beside"; fi
     if [ -n "$half" ]; then rm -rf "$half"; fi
+    if [ -n "$base" ]; then hide_image; fi
     rm -rf "$drop"
     if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null; fi
     exit "$1"
@@ -156,7 +163,9 @@ environment() {
     rm -rf "$made"
     prepare
     step "making an environment with Python ${python:-$want}" \
-        "$uv" venv --no-project --python "${python:-$want}" "$made"
+        "$uv" venv --no-project ${base:+--system-site-packages} \
+        --python "${python:-$want}" "$made"
+    if [ -n "$base" ]; then step "finding the image's packages" show_image "$python"; fi
     begun
     step "placing uv" place_uv
     packages
@@ -176,6 +185,7 @@ environment() {
 add() {
     step "looking for uv" find_uv
     prepare
+    if [ -n "$base" ]; then step "finding the image's packages" show_image; fi
     packages
     own
 }
@@ -300,9 +310,10 @@ packages() {
 }
 
 # CONSTRAINTS: install with the notebook's versions if they fit. An environment in use decides by
-# itself what it needs; for a new one, uv replaces only those versions that do not fit.
+# itself what it needs, as does one over an image; for another new one, uv replaces only those
+# versions that do not fit.
 installed() {
-    if [ -n "$adding" ] || [ -f "$drop/scoped-0.txt" ]; then
+    if [ -n "$adding$base" ] || [ -f "$drop/scoped-0.txt" ]; then
         for versions in versions.txt none.txt; do
             if takes_cuda "$uv" pip install --dry-run $only --python "$made/bin/python" \
                 -r "$drop/requirements.txt" "$@" -c "$drop/$versions"; then refuse_cuda; fi
@@ -385,6 +396,7 @@ def plan_install(
         return InstallPlan(requirements, "", requirements.python, incoming, wheel=wheel)
     if facts.ready:
         return InstallPlan(requirements, facts.env, "", incoming, wheel=wheel)
+    requirements = missing_in_image(requirements, facts)
     fitting = facts.interpreters(requirements.minor)
     files = tuple(PurePath(path).name for path in requirements.uploads)
     return InstallPlan(
@@ -408,14 +420,15 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
     drop = f"{facts.folder}/incoming/{plan.incoming}"
     links = f"{drop}/{COPIED}/{WHEELS}/{plan.env}" if plan.copied else f"{drop}/{WHEELS}"
     files = f"{links if plan.copied else drop}/{FILES}"
+    kept = kept_builds(requirements, facts)
     names = {
         "want": requirements.python,
         "python": plan.python,
         "uv": plan.uv,
         "wheel": plan.wheel,
         "code": requirements.code,
-        "backend": "" if sent else backend_for(requirements, facts),
-        "no_cuda": "" if facts.accelerated or requirements.any_build else "yes",
+        "backend": "" if sent or kept else backend_for(requirements, facts),
+        "no_cuda": "" if kept or facts.accelerated or requirements.any_build else "yes",
         "sent_links": url_of(links) if sent else "",
         "sent_mark": "yes" if sent and facts.without_index else "",
         "copied": COPIED if plan.copied else "",
@@ -423,13 +436,15 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
         "downloading": downloading.program() if plan.keeps else "",
         "wheels_url": url_of(f"{facts.folder}/{WHEELS}/{plan.env}"),
         "adding": "",
+        "base": requirements.base,
     }
     packages = for_gpus(requirements.packages, facts, requirements.backend)
     lists = {
         "requirements.txt": [*packages, *(url_of(f"{files}/{name}") for name in plan.files)],
         "pip.txt": ["pip"],
         "indexes.txt": () if sent else requirements.indexes,
-        "builds.txt": plan.sent or _builds(requirements, packages, facts),
+        "kept.txt": kept,
+        "builds.txt": _sent_pins(plan, facts) or _builds(requirements, packages, facts),
         "versions.txt": () if sent else requirements.preferences,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in requirements.own],
         **{
@@ -439,6 +454,12 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
     }
     uncached = [] if plan.cached else ["export UV_NO_CACHE=1"]
     return script(facts, plan.env, plan.incoming, names, lists, [*uncached, _commands(plan)])
+
+
+def _sent_pins(plan: InstallPlan, facts: HostFacts) -> tuple[str, ...]:
+    """Return the pins of the wheels that were sent, without packages that an image has."""
+    in_image = facts.packages if plan.requirements.base else ()
+    return tuple(pin for pin in plan.sent if project(pin) not in in_image)
 
 
 def _builds(
@@ -470,8 +491,15 @@ def script(
     """
     common = {"folder": facts.folder, "env": env, "incoming": incoming}
     common["silent"] = " ".join(url for url, _ in facts.silent)
+    if names["base"]:
+        common["shown_packages"] = SHOWN_PACKAGES
     files = {"kept.txt": (), "none.txt": (), **lists}
-    functions = [_MAIN + _ENVIRONMENT + _PACKAGES + UV_SETTINGS, _writing(files), *more]
+    over_image = SHOW_IMAGE if names["base"] else ""
+    functions = [
+        _MAIN + _ENVIRONMENT + _PACKAGES + over_image + UV_SETTINGS,
+        _writing(files),
+        *more,
+    ]
     return "\n".join(
         [TELL, *assignments({**common, **names}), *functions, "main </dev/null 2>&1\n"]
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from skymagic.bootstrap.builds import shortage
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.layers import layer_problems, missing_in_image
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import unsatisfied_requirements
 from skymagic.plan.masking import masked
@@ -163,10 +164,12 @@ def explain_unusable(facts: HostFacts, requirements: Requirements) -> list[str]:
     problems = [
         *_safety(facts),
         *(_interpreter_problems(facts, requirements) if requirements.prepared else ()),
+        *layer_problems(facts, requirements),
     ]
     if facts.code and (facts.ready or requirements.prepared):
         return problems
-    room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
+    needed = missing_in_image(requirements, facts)
+    room = "" if facts.ready or requirements.prepared else shortage(needed, facts)
     short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
     return [
         *problems,

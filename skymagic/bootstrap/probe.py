@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 
 from skymagic.bootstrap.builds import TORCH_INDEX
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.bootstrap.shell import TELL, UV_SETTINGS, assignments
 from skymagic.plan import gpus
 from skymagic.plan.image import project
@@ -237,6 +237,13 @@ environment() {
         for one in "$folder/env/$env/.own"/*; do
             if [ -f "$one" ]; then tell own "${one##*/}" "$(cat "$one")"; fi
         done
+        if [ -n "$base" ]; then
+            "$folder/env/$env/bin/python" -c "import sys$ask_packages" $names 2>/dev/null
+        fi
+        return
+    fi
+    if [ -n "$base" ]; then
+        over_image
         return
     fi
     there=$(interpreters | while IFS= read -r one; do "$one" -c "$ask_python" 2>/dev/null; done)
@@ -248,14 +255,27 @@ environment() {
         fi
     done)
     if ! printf '%s\n' "$there" | grep -q "^$want "; then sources & fi
+    find_uv
+    indexes
+    wait
+}
+
+find_uv() {
     for one in "$folder"/env/*/bin/uv uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
         # an older one would take any build of PyTorch
         found=$(command -v "$one" 2>/dev/null) &&
             "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend &&
             tell uv "$found" && break
     done
+}
+
+# The image's own interpreter, not one of the user's home; and what it has.
+over_image() {
+    want=$(command -v python3 || command -v python) || return 0
+    prepared
+    asker=$want
+    find_uv
     indexes
-    wait
 }
 
 # Whether uv could fetch a Python. Not asked if uv has settings of its own, or a proxy: then it has
@@ -324,14 +344,16 @@ def probe_script(requirements: Requirements) -> str:
     Args:
         requirements: requirements of the environment.
     """
-    projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()
+    projects = requirements.packages if requirements.prepared else ()
+    if requirements.base:
+        projects = (*requirements.packages, *requirements.preferences, *TORCH)
     names = {
         "want": requirements.python,
         "key": requirements.key,
         "code": requirements.code,
         "ask_python": PYTHON_PROBE,
         "ask_packages": PACKAGES_PROBE,
-        "names": " ".join(projects),
+        "names": " ".join(dict.fromkeys(filter(None, map(project, projects)))),
         "seconds": str(ANSWER_SECONDS),
         "further": " ".join(
             [*requirements.indexes, *([TORCH_INDEX] if requirements.torch else ())]
@@ -340,6 +362,7 @@ def probe_script(requirements: Requirements) -> str:
         "ask_indexes": INDEXES_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
+        "base": requirements.base,
         "jax": "yes" if "jax" in set(map(project, requirements.packages)) else "",
         "gpu_fields": gpus.FIELDS,
         "gpu_users": gpus.APPLICATIONS,

@@ -26,6 +26,7 @@ from skymagic.bootstrap.install import (
     script,
     url_of,
 )
+from skymagic.bootstrap.layers import kept_builds
 from skymagic.bootstrap.local_wheels import LocalWheel
 from skymagic.bootstrap.messages import (
     InstallFailure,
@@ -230,7 +231,7 @@ def _install(
         logger.warning("packages are sent: host=%s", host.label)
         report("it reaches no package index; the packages are fetched here, and sent")
         (facts,) = with_plans([replace(facts, indexes=0, planned=None)], requirements)
-        house = _fetch_for(host, request_for(requirements, ("pip",)), facts, report)
+        house = _fetch_for(host, request_for(plan.requirements, ("pip",)), facts, report)
         wheels = _in_folder(WHEELS, house.files)
         plan = replace(plan, sent=house.pins)
         failure = _try_install(host, plan, facts, report, on_python_ready, wheels)
@@ -462,7 +463,9 @@ def addition_script(
     facts, requirements = installation.facts, installation.requirements
     drop = f"{facts.folder}/incoming/{incoming}"
     # If torch is installed already, its index is not needed.
-    has_torch = any(project(pin) in TORCH for pin in addition.preserved)
+    kept = kept_builds(replace(requirements, packages=addition.packages), facts)
+    preserved = tuple(dict.fromkeys((*addition.preserved, *kept)))
+    has_torch = any(project(pin) in TORCH for pin in preserved)
     backend = "" if has_torch else backend_for(requirements, facts)
     files = [path.name for path in addition.files]
     files += [own_wheel.file for own_wheel in addition.own]
@@ -472,6 +475,7 @@ def addition_script(
         "sent_links": url_of(f"{drop}/{WHEELS}") if sent else "",
         "copied": "",
         "adding": "yes",
+        "base": requirements.base,
     }
     pins = (*addition.packages, *addition.preferences)
     lists = {
@@ -480,7 +484,7 @@ def addition_script(
             *(url_of(f"{drop}/{FILES}/{name}") for name in files),
         ],
         "indexes.txt": () if sent else requirements.indexes,
-        "kept.txt": addition.preserved,
+        "kept.txt": preserved,
         "builds.txt": () if sent or has_torch else build_constraints(pins, facts),
         "versions.txt": addition.preferences,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in addition.own],

@@ -65,6 +65,8 @@ class Requirements:
             to all questions; not compared.
         folder: absolute folder on the node; None for the node's ``$SKYMAGIC_HOME``, or else
             ``$HOME/.skymagic``.
+        base: image of a container whose packages the environment builds on (`bootstrap.layers`); ""
+            for an environment of its own.
     """
 
     python: str
@@ -79,6 +81,7 @@ class Requirements:
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
+    base: str = ""
     requested: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     hidden: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     any_build: bool = field(default=False, compare=False)
@@ -123,7 +126,8 @@ class Requirements:
 
         Empty if no environment is created.
         """
-        names = set() if self.prepared else set(map(project, (*self.packages, *self.preferences)))
+        own = not (self.prepared or self.base)
+        names = set() if not own else set(map(project, (*self.packages, *self.preferences)))
         return tuple(name for name in TORCH if name in names)
 
     @property
@@ -141,6 +145,7 @@ class Requirements:
             self.commands,
             *self.scoped,
             *((own_wheel.name, own_wheel.source) for own_wheel in self.own),
+            *([self.base] if self.base else ()),
         ]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"
@@ -342,6 +347,7 @@ def requirements_of(
     commands: Sequence[str] = (),
     hidden: Collection[str] = (),
     say: Callable[[str], None] = lambda message: None,
+    base: str = "",
 ) -> Requirements:
     """Translate `image` into the requirements of a node of this notebook.
 
@@ -352,6 +358,7 @@ def requirements_of(
         commands: shell commands of the plugins, which run once in a new environment.
         hidden: values that no message may show.
         say: called with a message for each wheel that is built.
+        base: see `Requirements`.
 
     Raises:
         RequestError: the image cannot work on any node. Lists all package files that do not exist
@@ -383,12 +390,12 @@ def requirements_of(
     if mistakes:
         raise RequestError(mistakes)
     requested = {project(text) for text in packages}
-    if prepared:
+    if prepared or base:
         own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
     else:
         own = [name for name in RANK_DEPENDENCIES if name not in requested]
     packages = [*own, *packages]
-    pinned_packages = tuple(packages) if prepared else pinned(packages)
+    pinned_packages = tuple(packages) if prepared or base else pinned(packages)
     return Requirements(
         python=python if prepared else minor,
         minor=minor,
@@ -406,6 +413,7 @@ def requirements_of(
         commands=tuple(commands),
         code=wheel.running_wheel()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
+        base=base,
         requested=frozenset(filter(None, requested)),
         hidden=frozenset(hidden),
     )

@@ -290,7 +290,8 @@ def _lacks_python(facts: HostFacts, requirements: Requirements) -> bool:
 
 
 def _needs_plan(facts: HostFacts, requirements: Requirements) -> bool:
-    return facts.planned is None and not (facts.ready or requirements.prepared)
+    # the notebook's uv does not know what an image has
+    return facts.planned is None and not (facts.ready or requirements.prepared or requirements.base)
 
 
 def _planned(wheel: LockedWheel) -> PlannedWheel:

@@ -8,6 +8,7 @@ suggest         nearest name to a misspelt one
 accelerators    accelerators by name
 gpus            GPUs of a machine: list, select, assign to nodes
 masking         masking of secrets in text
+container       containers of nodes: engine, image, folders
 image           packages, environment and files that ranks need
 distributions   distributions by import name; distributions that a node lacks
 requests        requests for pools, runs and plugins; settings of EC2; configured defaults

@@ -175,6 +175,8 @@ class Plan:
             "asks": f"{self.question}: add -y if you mean that" if self.question else "",
             "machine": f"{self.cpus} CPUs"
             + (f" and {self.memory_gb:.12g} GB" if self.memory_gb else ""),
+            "container": request.container or "",
+            "shows": ", ".join(request.binds),
             "plugins": ", ".join(map(str, request.plugins)),
             "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,

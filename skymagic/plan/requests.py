@@ -196,11 +196,15 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "slurm": ("slurm",),
     "kubernetes": ("kubernetes",),
     "address": ("ray",),
+    "container": ("ssh", "slurm", "kubernetes"),
+    "binds": ("ssh", "slurm"),
 }
 """Maps a field of a request to the providers that accept it; all others refuse it.
 
 The first provider is the one that the field is intended for.
 """
+_LABELS = {"binds": "bind"}
+"""Names of options that are not those of their fields."""
 _FOR = {
     "ssh": "machines reached over SSH",
     "aws": "rented machines",
@@ -232,6 +236,8 @@ class PoolRequest:
         slurm: options of sbatch by their long names, each with its value: "" for an option without
             a value, "none" to omit one of skymagic's.
         kubernetes: image, namespace, context, pod-template and pods, if set.
+        container: container that the nodes' processes run in, as ``IMAGE`` or ``ENGINE:IMAGE``.
+        binds: folders of a node that its container shows, besides the usual ones.
         login: login node of a Slurm cluster, reached over SSH; None if Slurm's programs are on this
             machine.
         idle, max_lifetime: seconds.
@@ -270,6 +276,8 @@ class PoolRequest:
     kubernetes: tuple[tuple[str, str], ...] = ()
     address: str | None = None
     login: str | None = None
+    container: str | None = None
+    binds: tuple[str, ...] = ()
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None
@@ -369,7 +377,7 @@ def unsupported_options(request: PoolRequest, provider: str) -> list[str]:
         labels = (
             [option for option, _ in value]
             if name in ("slurm", "kubernetes")
-            else [name.replace("_", "-")]
+            else [_LABELS.get(name, name.replace("_", "-"))]
         )
         mistakes += [
             f"--{label} is for {_FOR[takers[0]]}: write --provider {takers[0]}, or leave it out"

@@ -312,6 +312,7 @@ def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
         plan.provider,
         f"{plan.size} on {hosts}",
         f"{gpus.kinds(plan.devices[0])}{per_node}" if plan.devices and plan.devices[0] else "",
+        f"in {plan.request.container}" if plan.request.container else "",
         ", ".join(spec.name for spec in plan.request.plugins),
         f"${plan.price:.2f} per hour{spent}" if plan.price else "",
         time_left(plan.ends),

@@ -7,7 +7,8 @@ head              reach the machines of a pool from its head
 ssh               your own machines
 environment_copy  copy one environment to several similar hosts along a chain
 host_pools        find and end the user's pools on such machines, without a local record
-cluster           shared by Slurm, Ray and Kubernetes: nodes, channels, holders, release
+cluster           shared by Slurm, Ray and Kubernetes: nodes, channels, release
+holder            the script of a process that starts daemons in a scheduler's job or a container
 channel_key       the key that authenticates notebook and nodes in a scheduler's channel
 slurm             nodes of a Slurm cluster
 slurm_jobs        requests to Slurm: scripts, jobs, and explanations of how jobs ended

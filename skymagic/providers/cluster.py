@@ -33,9 +33,17 @@ from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import head
-from skymagic.providers.channel_key import MARK_SEEN, ChannelKey
+from skymagic.providers.channel_key import ChannelKey
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.ssh import HostAccess, HostMachine, call_concurrently, set_up
+from skymagic.providers.ssh import (
+    HostAccess,
+    HostMachine,
+    call_concurrently,
+    container_shells,
+    set_up,
+)
+from skymagic.ssh import container
+from skymagic.ssh.container import ContainerShells
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.sealed import UntrustedHost
 from skymagic.wire import processes, tls
@@ -93,7 +101,7 @@ class ClusterNode(ABC):
 
     @abstractmethod
     def connection(self) -> ChannelConnection:
-        """Return a connection whose shells are started by the node's holder (see `HOLDER`).
+        """Return a connection whose shells start daemons by the node's holder.
 
         Does not ask the scheduler.
         """
@@ -135,25 +143,37 @@ class ClusterNode(ABC):
             node, access=access, fate=self.fate, run=direct.run, start_agent=direct.start_agent
         )
 
-    def inspect(self, requirements: Requirements, patience: float) -> HostMachine:
+    def inspect(
+        self,
+        requirements: Requirements,
+        patience: float,
+        shells: ContainerShells | None = None,
+        report: Callable[[str], None] = lambda step: None,
+    ) -> HostMachine:
         """Inspect the node over a first connection, which is closed if the inspection fails.
 
         Args:
+            shells: container that the node's processes run in, if any.
+            report: called with a line of text for each step of getting its image.
             patience: seconds to tolerate refused connections, as a freshly allocated node may
                 refuse them.
         """
         connection, deadline = self.connection(), time.monotonic() + patience
         while True:
             try:
-                return HostMachine(
-                    self.name, self.reconnect, connection, probe(connection, requirements)
-                )
+                # in the loop, because a node that was just allocated may refuse its first steps
+                if shells is not None:
+                    shells = container.prepare(connection, shells, report)
+                    container.enter(connection, shells)
+                facts = probe(connection, requirements)
+                return HostMachine(self.name, self.reconnect, connection, facts, shells=shells)
             except UntrustedHost:
                 connection.close()
                 raise
             except HostError as problem:
                 reason = self.fate()
-                if reason or time.monotonic() > deadline:
+                final = problem.code in container.FINAL_ERRORS
+                if reason or final or time.monotonic() > deadline:
                     connection.close()
                     raise (
                         HostError(self.name, reason, code="node-lost") if reason else problem
@@ -204,7 +224,8 @@ class DirectConnection:
 
         def connect() -> Transport:
             direct = self._direct(processes.ATTACH, daemon) if daemon_started.is_set() else None
-            return direct or self._machine.attached(daemon)
+            starts = not daemon_started.is_set()
+            return direct or self._machine.attached(daemon, starts=starts)
 
         def move() -> None:
             if self._ensure_relay():
@@ -371,9 +392,14 @@ class ClusterSurvey(Survey):
         allocation, names = self.allocation, [node.name for node in nodes]
         say(StartStep(f"{source} {', '.join(names)} …", "connecting", names))
         previous_machines = allocation.machines[:]
-        allocation.machines[:] = call_concurrently(
-            lambda node: node.inspect(self.requirements, patience), nodes
-        )
+        shells = self.container_shells()
+
+        def inspect(node: ClusterNode) -> HostMachine:
+            return node.inspect(
+                self.requirements, patience, shells, lambda step: say(f"{node.name}: {step}")
+            )
+
+        allocation.machines[:] = call_concurrently(inspect, nodes)
         call_concurrently(HostMachine.close, previous_machines)
         if allocation.key is not None and (unverified := sorted(allocation.key.unverified)):
             print_note(
@@ -385,6 +411,13 @@ class ClusterSurvey(Survey):
         )
         set_up(allocation.machines, self.requirements, say)
         return self._nodes(nodes, [f"{allocation.job_id}-{index}" for index in range(len(nodes))])
+
+    def container_shells(self) -> ContainerShells | None:
+        """Return the container of the nodes, or None if the pool has none.
+
+        Providers whose scheduler starts the containers return None.
+        """
+        return container_shells(self.plan.request, self.requirements)
 
     def adopt_nodes(
         self, nodes: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
@@ -409,6 +442,7 @@ class ClusterSurvey(Survey):
                 access.installation.facts,
                 access.secret,
                 access.installation,
+                access.shells,
             )
             for node, access in zip(nodes, accesses, strict=True)
         )
@@ -465,95 +499,3 @@ def _with_measured_nodes(
         topology=measured.topology,
         gpu_words=measured.gpu_words,
     )
-
-
-# ------------------------------------------------------------------------------------ the holder
-
-
-HOLDER_SECONDS = 3600
-"""Seconds that a job waits for its first daemon: if the notebook is killed, the job ends then."""
-HOLDER = r"""umask 077
-find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 \
-    -exec rm -rf {} + 2>/dev/null
-sweep() {
-    for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do
-        [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"
-    done
-}
-running=0 ending= alone=
-trap 'ending=1; echo >&3' HUP INT TERM
-dir=@DIR@
-if ! mkdir "$dir" 2>/dev/null; then
-    # /tmp is everybody's: if another user has taken the name first, use one that nobody can guess
-    if [ -d "$dir" ] && [ -O "$dir" ] && [ ! -L "$dir" ]; then exit 1; fi
-    dir=$(mktemp -d "$dir+XXXXXX") || exit 1
-fi
-trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
-@SEEN@command -v python3 >"$dir/python"
-# rename it only once it is open, so that a writer never blocks
-mkfifo "$dir/.start" && exec 3<>"$dir/.start" && mv "$dir/.start" "$dir/start" || exit 1
-(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
-for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
-    [ "$name" = SLURM_CONF ] || unset "$name"
-done
-while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
-    read -r name <&3 || continue
-    case $name in
-        '') ;;
-        '?') [ "$running" -gt 0 ] || ending=1 ;;
-        -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
-        *)
-            running=$((running + 1))
-            (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) &
-            ;;
-    esac
-done
-"""
-"""Script that runs on each node and holds it for the pool.
-
-It starts the daemons whose names it reads from its pipe (descriptor 3), and ends after the last
-one, or with the job.
-
-- The folder (``dir``) has mode 0700. It contains ``start``, the named pipe; ``python``, the path of
-  the job's interpreter; and a script for each daemon, put there by `kernels.fork`, which then
-  writes the script's name to the pipe. The ``EXIT`` trap removes the folder. Old folders of holders
-  that were killed are removed at the start.
-- ``exec 3<>`` opens both ends of the pipe: `read` then never sees an end of file when a writer
-  closes its end, and opening does not wait for a writer.
-- ``running`` counts the daemons. ``ending`` is set by a signal. ``alone`` is the background process
-  that ends a holder without daemons; its trap ends its ``sleep`` with it.
-- Each daemon runs in a background subshell that survives the job's signals (``trap :``); the
-  daemon gets these signals and handles them itself. ``3>&-`` closes the pipe, which it must not
-  hold.
-- A scheduler ends a job by a signal to all of its processes. The holder then waits until its
-  daemons have ended, because a Slurm step kills the others when its first process has ended.
-- When a daemon ends, ``-`` is written to the pipe. A signal writes an empty line, so that `read`
-  returns. A background process writes ``?`` after `HOLDER_SECONDS`; if no daemon runs then, the
-  holder ends.
-- A daemon that is killed before it handles signals leaves its folder behind; ``sweep`` removes it
-  unless the daemon has written a log there.
-- ``@SEEN@`` becomes `MARK_SEEN` for a pool with a channel key, and nothing for others.
-- Daemons get no SLURM_* variables, which frameworks would take for those of a launcher (Lightning
-  issue 18650).
-"""
-
-
-def holder_folder(job_id: str, node: str) -> str:
-    """Return the holder's folder on a node, to be set as `SKYMAGIC_HOLDER` in the channel's shell.
-
-    If another user has taken that name, the holder appends a plus sign and random letters
-    (`kernels.fork.holder`).
-    """
-    return f"/tmp/skymagic-holder-{job_id}-{node}"
-
-
-def holder_script(folder: str, sealed_job: str = "") -> str:
-    """Return `HOLDER` with its folder filled in, as an sh expression.
-
-    Args:
-        sealed_job: job ID of a pool whose channels are encrypted with a key; the holder then leaves
-            a mark if it can read the key. "" for other pools.
-    """
-    mark_seen = MARK_SEEN.replace("@JOB@", sealed_job) if sealed_job else ""
-    text = HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
-    return text.replace("@SEEN@", mark_seen)

@@ -90,7 +90,7 @@ def groups(
 def _shares(target: HostPlan, requirements: Requirements) -> bool:
     """Return True if a host can use another host's wheels and passing them is worthwhile."""
     facts = target.facts
-    if requirements.prepared or facts.ready or not target.python:
+    if requirements.prepared or requirements.base or facts.ready or not target.python:
         return False
     if facts.without_index:
         return True

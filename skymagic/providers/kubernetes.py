@@ -17,6 +17,7 @@ from shlex import quote
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.errors import ProvisionError, RequestError, collect_mistakes
+from skymagic.plan.container import container_mistakes
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import count
@@ -28,8 +29,8 @@ from skymagic.providers.cluster import (
     ClusterSurvey,
     check_gpu_count,
     cpus_of,
-    holder_folder,
 )
+from skymagic.providers.holder import holder_folder
 from skymagic.providers.kubernetes_api import ExecChannel, KubernetesCluster
 from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.ssh.host import ChannelConnection
@@ -60,7 +61,7 @@ def _cluster(context: str, namespace: str) -> KubernetesCluster:
 class PodNode(ClusterNode):
     """A pod and its cluster.
 
-    Pods of a job that skymagic created run a holder (`providers.cluster.HOLDER`); the user's own
+    Pods of a job that skymagic created run a holder (`providers.holder.HOLDER`); the user's own
     pods do not.
     """
 
@@ -114,6 +115,9 @@ class KubernetesSurvey(ClusterSurvey):
     manifest: Callable[[str], JsonObject]
     labels: str = ""
 
+    def container_shells(self) -> None:
+        """Pods are containers: the cluster starts them."""
+
     def give_back(self) -> str:
         """Delete the job. Pods created by others are left running."""
         if self.labels:
@@ -130,6 +134,14 @@ class Kubernetes:
         """Check that the pool may be created. Creates nothing."""
         options = dict(request.kubernetes)
         mistakes = unsupported_options(request, "kubernetes")
+        mistakes += container_mistakes(request, "kubernetes")
+        # --image is older and leaves the image's packages unused, so the two are not the same
+        if request.container and "image" in options:
+            mistakes.append("--container and --image both name the image: keep one of them")
+        if request.container and options.get("pods"):
+            mistakes.append(
+                "--container has no effect with --pods, which uses existing pods as they are"
+            )
         labels = options.get("pods", "")
         with collect_mistakes(mistakes):
             template = _template(options.get("pod-template", ""))
@@ -166,7 +178,7 @@ class Kubernetes:
             nodes=shape.nodes,
             seconds=int(seconds),
             resources=resources,
-            image=options.get("image", default_image),
+            image=request.container or options.get("image", default_image),
             template=template,
         )
         plan = Plan(

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
-from skymagic.providers.cluster import holder_folder, holder_script
+from skymagic.providers.holder import holder_folder, holder_script
 from skymagic.ssh.command import SocketChannel
 from skymagic.wire import tls
 from skymagic.wire.threads import start_all

@@ -36,9 +36,8 @@ from skymagic.providers.cluster import (
     ClusterSurvey,
     check_gpu_count,
     cpus_of,
-    holder_folder,
-    holder_script,
 )
+from skymagic.providers.holder import holder_folder, holder_script
 from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection

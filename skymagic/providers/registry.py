@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from skymagic.errors import RequestError
+from skymagic.plan.container import read_bind, read_container
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import CloudSettings, PoolRequest, no_provider
@@ -50,18 +51,34 @@ def Local(*, detached: bool = False) -> Choice:
 
 
 @suggesting("sky.SSH", {"hosts": 'the names alone, as in sky.SSH("gpu1", "gpu2")'})
-def SSH(*hosts: str | Iterable[str], client: str = "auto") -> Choice:
+def SSH(
+    *hosts: str | Iterable[str],
+    client: str = "auto",
+    container: str | None = None,
+    bind: Iterable[str] = (),
+) -> Choice:
     """Your own machines: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them.
 
     Args:
         client: SSH client: ``"paramiko"``, ``"openssh"`` (the ssh program), or ``"auto"``.
+        container: image of the container that ranks run in: ``"pytorch/pytorch:2.13.0"``,
+            ``"podman:IMAGE"``, or the path of an image on the machines.
+        bind: further folders of the machines to show in the container.
     """
     flat = [
         host
         for argument in hosts
         for host in ([argument] if isinstance(argument, str) else argument)
     ]
-    return Choice("ssh", {"hosts": tuple(flat), **({"ssh": client} if client != "auto" else {})})
+    client_field = {"ssh": client} if client != "auto" else {}
+    return Choice("ssh", {"hosts": tuple(flat), **client_field, **_container(container, bind)})
+
+
+def _container(image: str | None, bind: Iterable[str]) -> dict[str, object]:
+    """Return the fields of a request for a container. Raises RequestError."""
+    folders = tuple(read_bind(folder) for folder in bind)
+    fields: dict[str, object] = {"binds": folders} if folders else {}
+    return fields | ({"container": read_container(image)} if image else {})
 
 
 @suggesting("sky.AWS", {"key_name": "nothing: each pool has its own key", "ami": "image_id"})
@@ -173,6 +190,8 @@ def Slurm(
     login: str | None = None,
     client: str = "auto",
     renew: bool = False,
+    container: str | None = None,
+    bind: Iterable[str] = (),
 ) -> Choice:
     """Nodes of a Slurm cluster. Runs on its login node, in one of its jobs, or elsewhere.
 
@@ -184,6 +203,7 @@ def Slurm(
         exclusive: use whole nodes, shared with no other job.
         renew: continue in another job when this one reaches its limit or is preempted; ranks start
             without variables.
+        container, bind: as in `SSH`; pyxis starts the container where it is installed.
         options: other options of sbatch by their long names: ``{"mem": "0"}``; ``"none"`` removes a
             default option.
     """
@@ -206,6 +226,7 @@ def Slurm(
         "login": login,
         "ssh": client if client != "auto" else None,
         "replace": renew,
+        **_container(container, bind),
     }
     return Choice("slurm", {name: value for name, value in fields.items() if value})
 

@@ -11,7 +11,7 @@ import functools
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
 from skymagic.display.live import secret_prompt
@@ -19,6 +19,7 @@ from skymagic.display.panel import StartStep
 from skymagic.display.text import connecting_words
 from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan import gpus
+from skymagic.plan.container import PyxisStep, container_mistakes, parse_container
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, unsupported_options
 from skymagic.plan.units import count
@@ -29,10 +30,11 @@ from skymagic.providers.cluster import (
     ClusterNode,
     ClusterSurvey,
     cpus_of,
-    holder_folder,
 )
+from skymagic.providers.holder import holder_folder
 from skymagic.providers.provider import RemotePool, RemotePools, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
+from skymagic.ssh.container import ContainerShells
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.process import Channel
 from skymagic.ssh.programs import HostPrograms, Programs
@@ -49,6 +51,8 @@ FIRST_LOOKS = 3
 """
 RETRY_SECONDS = 30.0
 """Seconds to tolerate refused steps: a freshly allocated node first runs its prologue."""
+UNPACK_SECONDS = 300.0
+"""Seconds that pyxis may take to get and unpack an image."""
 HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
 CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
@@ -68,11 +72,13 @@ class SlurmSurvey(ClusterSurvey):
         login: where Slurm's programs run.
         directives: options of sbatch.
         prologue: the site's sh prologue, which holders run first.
+        by_pyxis: whether Slurm itself runs the pool's steps in containers.
     """
 
     login: LoginNode
     directives: Mapping[str, str]
     prologue: str = ""
+    by_pyxis: bool = False
 
     def give_back(self) -> str:
         """Cancel the job."""
@@ -111,11 +117,24 @@ class SlurmSurvey(ClusterSurvey):
 
     def _submit(self, directives: Mapping[str, str]) -> str:
         job_id = self.allocation.job_id
+        pyxis = self.pyxis_options(job_id)
         if slurm_jobs.ALLOCATED in directives:
-            command = slurm_jobs.allocation(directives, job_id, self.prologue)
+            command = slurm_jobs.allocation(directives, job_id, self.prologue, pyxis)
             return self.login.submit(command, "", job_id)
-        script = slurm_jobs.script(directives, job_id, self.prologue)
+        script = slurm_jobs.script(directives, job_id, self.prologue, pyxis)
         return self.login.submit(["sbatch", "--parsable"], script, job_id)
+
+    def pyxis_options(self, job_id: str) -> tuple[str, ...]:
+        """Return the options of srun for steps in containers; () if Slurm starts none."""
+        request = self.plan.request
+        if not (self.by_pyxis and request.container):
+            return ()
+        container = parse_container(request.container, request.binds)
+        return PyxisStep(container, f"skymagic-{job_id}").options()
+
+    def container_shells(self) -> ContainerShells | None:
+        """See `ClusterSurvey.container_shells`."""
+        return None if self.by_pyxis else super().container_shells()
 
     def succeed(self) -> None:
         """Queue a successor job if the request wants replacement.
@@ -134,15 +153,17 @@ class SlurmSurvey(ClusterSurvey):
         """Set up the nodes of a running job and return them."""
         allocation, login = self.allocation, self.login
         assert allocation.key is not None
+        pyxis = self.pyxis_options(allocation.job_id)
         nodes = [
-            JobNode(name, allocation.job_id, login, allocation.number, allocation.key)
+            JobNode(name, allocation.job_id, login, allocation.number, allocation.key, pyxis)
             for name in login.hostnames(job.nodes)
         ]
         return self.prepare_nodes(
             nodes,
             f"Slurm job {allocation.number} has",
             say,
-            patience=RETRY_SECONDS,
+            # the first step of a node unpacks the image, and others fail until it has done so
+            patience=UNPACK_SECONDS if self.by_pyxis else RETRY_SECONDS,
             ends=job.ends,
             notice=lead(self.directives),
         )
@@ -171,8 +192,14 @@ class Slurm:
         return survey
 
     def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
-        mistakes = _meaningless_options(request)
+        mistakes = _meaningless_options(request) + container_mistakes(request, "slurm")
         shape = topology(request)
+        by_pyxis = _has_pyxis(login, request)
+        if not by_pyxis and request.container and request.container.startswith("pyxis:"):
+            mistakes.append(
+                f"--container {request.container}: srun there has no --container-image, so pyxis "
+                "is not installed; leave pyxis: out to use an engine of the nodes"
+            )
         with collect_mistakes(mistakes):
             directives, nodes = _job_options(login, request)
             prologue = _prologue(login)
@@ -193,9 +220,11 @@ class Slurm:
             memory_gb=min((partition.memory_gb for partition in nodes), default=0.0),
             devices=devices,
             remote=True,
-            notes=_preview(login, request, directives, prologue),
         )
-        return SlurmSurvey(plan, requirements, login, directives, prologue)
+        survey = SlurmSurvey(plan, requirements, login, directives, prologue, by_pyxis)
+        pyxis = survey.pyxis_options(request.name or "main")
+        notes = _preview(login, request, directives, prologue, pyxis)
+        return replace(survey, plan=replace(plan, notes=notes))
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job, wait for it, and set its nodes up in parallel."""
@@ -258,11 +287,18 @@ class Slurm:
         survey = SlurmSurvey(
             plan, accesses[0].installation.requirements, login, directives, prologue
         )
-        (survey.allocation.number,) = accesses[0].location
+        survey.allocation.number, *pyxis = accesses[0].location
         key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
         survey.allocation.key = key
         nodes = [
-            JobNode(access.host, access.job_id, survey.login, survey.allocation.number, key)
+            JobNode(
+                access.host,
+                access.job_id,
+                survey.login,
+                survey.allocation.number,
+                key,
+                tuple(pyxis),
+            )
             for access in accesses
         ]
         return survey, survey.adopt_nodes(nodes, accesses)
@@ -418,6 +454,17 @@ def lead(directives: Mapping[str, str]) -> int:
     return 60 if limit.isdigit() and int(limit) <= 10 else 120
 
 
+def _has_pyxis(login: LoginNode, request: PoolRequest) -> bool:
+    """Return True if Slurm's plugin pyxis is to run the request's container."""
+    if not request.container:
+        return False
+    container = parse_container(request.container)
+    if container.engine not in ("", "pyxis") or container.image.endswith(".sif"):
+        return False
+    # plugins add their options to srun's help
+    return "--container-image" in login.run("srun", "--help").stdout
+
+
 def _prologue(login: LoginNode) -> str:
     """Return the user's prologue for this cluster: sh that loads modules or sets variables.
 
@@ -440,12 +487,16 @@ def _prologue(login: LoginNode) -> str:
 
 
 def _preview(
-    login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str
+    login: LoginNode,
+    request: PoolRequest,
+    directives: Mapping[str, str],
+    prologue: str,
+    pyxis: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the script and Slurm's comment on it if the user only wants to see the plan."""
     if not request.dry_run:
         return ()
-    text = slurm_jobs.script(directives, request.name or "main", prologue)
+    text = slurm_jobs.script(directives, request.name or "main", prologue, pyxis)
     answer = login.run("sbatch", "--test-only", text=text)
     verdict = slurm_jobs.error_message(answer).removeprefix("sbatch: ")
     return (
@@ -502,11 +553,16 @@ def wait_for(
 
 @dataclass(frozen=True)
 class JobNode(ClusterNode):
-    """A node of a Slurm job, with the job's number."""
+    """A node of a Slurm job, with the job's number.
+
+    Attributes:
+        pyxis: options of srun that run each step in a container.
+    """
 
     login: LoginNode
     number: str
     key: ChannelKey = field(repr=False)
+    pyxis: tuple[str, ...] = ()
 
     @property
     def channel_key(self) -> str:
@@ -515,8 +571,8 @@ class JobNode(ClusterNode):
 
     @property
     def location(self) -> tuple[str, ...]:
-        """Number of the job."""
-        return (self.number,)
+        """Number of the job, and the options for containers."""
+        return (self.number, *self.pyxis)
 
     def connection(self) -> ChannelConnection:
         """Return a connection that runs steps of the job on this node.
@@ -538,8 +594,12 @@ class JobNode(ClusterNode):
             "--cpu-bind=none",
             "--chdir=/tmp",
             "--kill-on-bad-exit=0",
+            *self.pyxis,
         ]
         variables = {processes.HOLDER: holder_folder(self.job_id, self.name)}
+        # packages of the user's home folder are built for another Python than the image's
+        if self.pyxis:
+            variables |= {"PYTHONNOUSERSITE": "1"}
         step = functools.partial(self.login.channel, [*command, "/bin/sh", "-c"], variables)
 
         def opening(timeout: float) -> Channel:

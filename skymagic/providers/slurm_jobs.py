@@ -29,7 +29,8 @@ from skymagic.errors import ProvisionError, RequestError, collect_mistakes
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
-from skymagic.providers.cluster import check_gpu_count, holder_folder, holder_script
+from skymagic.providers.cluster import check_gpu_count
+from skymagic.providers.holder import holder_folder, holder_script
 from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
@@ -189,8 +190,12 @@ def holder(job_id: str, prologue: str = "") -> str:
     return f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own
 
 
-def step_command(script: str) -> list[str]:
-    """Return the command of a step that runs an sh script on each node."""
+def step_command(script: str, pyxis: Sequence[str] = ()) -> list[str]:
+    """Return the command of a step that runs an sh script on each node.
+
+    Args:
+        pyxis: options that make Slurm run the step in a container.
+    """
     return [
         "srun",
         "--ntasks-per-node=1",
@@ -203,40 +208,47 @@ def step_command(script: str) -> list[str]:
         "--cpu-bind=none",
         "--export=ALL",
         "--chdir=/tmp",
+        *pyxis,
         "/bin/sh",
         "-c",
         script,
     ]
 
 
-def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> str:
+def script(
+    directives: Mapping[str, str], job_id: str, prologue: str = "", pyxis: Sequence[str] = ()
+) -> str:
     """Return the batch script of a pool's job, named after the pool. Pure.
 
     Args:
         directives: values by sbatch option name, in order; "" for options without a value.
         prologue: see `holder`.
+        pyxis: see `step_command`.
     """
     named = {"job-name": job_id, **directives}
     lines = [
         f"#SBATCH --{name}" + (f"={_quote(value)}" if value else "")
         for name, value in named.items()
     ]
+    own_site = ["export PYTHONNOUSERSITE=1"] if pyxis else []
     # nobody waits for a job that Slurm restarts, so it exits at once
     once, command = (
         '[ -z "$SLURM_RESTART_COUNT" ] || exit 0',
-        shlex.join(step_command(holder(job_id, prologue))),
+        shlex.join(step_command(holder(job_id, prologue), pyxis)),
     )
-    return "\n".join(["#!/bin/sh", *lines, "", once, f"exec {command}", ""])
+    return "\n".join(["#!/bin/sh", *lines, "", once, *own_site, f"exec {command}", ""])
 
 
-def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -> list[str]:
+def allocation(
+    directives: Mapping[str, str], job_id: str, prologue: str = "", pyxis: Sequence[str] = ()
+) -> list[str]:
     """Return the salloc command for the same job. It runs on the login node until the job ends."""
     named = {
         "job-name": job_id,
         **{name: value for name, value in directives.items() if name not in OF_SCRIPTS},
     }
     options = [f"--{name}" + (f"={value}" if value else "") for name, value in named.items()]
-    return ["sh", "-c", SALLOC, "sh", *options, *step_command(holder(job_id, prologue))]
+    return ["sh", "-c", SALLOC, "sh", *options, *step_command(holder(job_id, prologue), pyxis)]
 
 
 def _quote(value: str) -> str:

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 from skymagic import plugins
 from skymagic.bootstrap.builds import cuda_question, lines
 from skymagic.bootstrap.facts import HostFacts
+from skymagic.bootstrap.layers import missing_in_image
 from skymagic.bootstrap.messages import explain_unusable
 from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
 from skymagic.bootstrap.remote import Installation
@@ -28,6 +29,7 @@ from skymagic.display.panel import environment_step
 from skymagic.display.text import connecting_words
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions, gpus
+from skymagic.plan.container import container_mistakes, parse_container
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
@@ -39,9 +41,11 @@ from skymagic.providers.environment_copy import (
     groups,
     pass_wheels,
 )
+from skymagic.providers.holder import container_holder_script
 from skymagic.providers.provider import Say, Survey
-from skymagic.ssh import config, connecting
+from skymagic.ssh import config, connecting, container
 from skymagic.ssh.config import Endpoint
+from skymagic.ssh.container import ContainerShells
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
@@ -62,12 +66,14 @@ class HostAccess:
         host: host name as the user writes it.
         daemon: name of the daemon on the host.
         secret: secret that the daemon expects from its notebooks.
+        shells: container that its processes run in, if any.
     """
 
     host: str
     installation: Installation
     daemon: str
     secret: str = field(repr=False)
+    shells: ContainerShells | None = None
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,17 @@ class SSH:
         image, requirements = needs(request, shape, say)
         connections = connecting.connect_all(selected, secret_prompt())
         try:
+            shells = containers(connections, request, requirements, say)
             facts = with_plans(
                 call_concurrently(lambda connection: probe(connection, requirements), connections),
                 requirements,
             )
-            machines = tuple(map(Machine, selected, connections, facts))
+            machines = tuple(
+                Machine(endpoint, connection, host_facts, shells=host_shells)
+                for endpoint, connection, host_facts, host_shells in zip(
+                    selected, connections, facts, shells, strict=True
+                )
+            )
             inventories = [
                 replace(
                     machine.facts.inventory(requirements.minor),
@@ -116,13 +128,17 @@ class SSH:
         fresh = (
             {}
             if requirements.prepared
-            else {machine.name: machine.facts for machine in machines if not machine.facts.ready}
+            else {
+                machine.name: machine.facts
+                for machine in machines
+                if not (machine.facts.ready or _awaits_image(machine, request))
+            }
         )
         confirm = "" if request.yes else cuda_question(fresh)
         plan = replace(
             plan,
             image=image,
-            set_up=_set_up_words(machines, requirements),
+            set_up=_set_up_words(machines, requirements, request),
             installs=lines(requirements, fresh),
             question="; ".join(filter(None, (plan.question, confirm))),
         )
@@ -144,7 +160,14 @@ class SSH:
         """
         resolved = config.endpoints((access.host for access in accesses), plan.request.ssh)
         machines = [
-            Machine(endpoint, None, access.installation.facts, access.secret, access.installation)
+            Machine(
+                endpoint,
+                None,
+                access.installation.facts,
+                access.secret,
+                access.installation,
+                access.shells,
+            )
             for endpoint, access in zip(resolved, accesses, strict=True)
         ]
         nodes = [
@@ -183,7 +206,9 @@ def set_up(
             if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
                 supplies |= dict.fromkeys(
                     (target.name for target in group),
-                    fetch_wheels_locally(group, requirements, say),
+                    fetch_wheels_locally(
+                        group, missing_in_image(requirements, group[0].facts), say
+                    ),
                 )
         sharing = [group for group in host_groups if len(group) > 1]
         kept = {group[0].name: threading.Event() for group in sharing}
@@ -230,8 +255,52 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
         for plugin in plugins.resolve(request.plugins)
         for command in plugin.bootstrap(cluster)
     )
-    requirements = requirements_of(image, commands, request.secret_values(os.environ), say)
+    own_image = parse_container(request.container).image if request.container else ""
+    base = "" if image.python else own_image
+    secrets = request.secret_values(os.environ)
+    requirements = requirements_of(image, commands, secrets, say, base)
     return image, replace(requirements, any_build=request.yes)
+
+
+def container_shells(request: PoolRequest, requirements: Requirements) -> ContainerShells | None:
+    """Return the shells of a request's container, or None if it wants none."""
+    if not request.container:
+        return None
+    container = parse_container(request.container, request.binds)
+    # a plugin may use GPUs that nobody has asked for
+    shows_gpus = request.gpu is None or gpus.requests_gpus(request)
+    return ContainerShells(container, requirements.folder or "", shows_gpus)
+
+
+def containers(
+    connections: Sequence[HostConnection],
+    request: PoolRequest,
+    requirements: Requirements,
+    say: Say,
+) -> list[ContainerShells | None]:
+    """Let the processes of these connections run in the request's container, if it wants one.
+
+    Gets the image where it is missing. For a dry run it does not, and returns None for such a host.
+    Raises HostError, or ProvisionError for several hosts.
+    """
+    shells = container_shells(request, requirements)
+    if shells is None:
+        return [None] * len(connections)
+
+    def enter_container(connection: HostConnection) -> ContainerShells | None:
+        def report(step: str) -> None:
+            say(f"{connection.label}: {step}")
+
+        if request.dry_run:
+            prepared, has_image = container.find_engine(connection, shells, report)
+            if not has_image:
+                return None
+        else:
+            prepared = container.prepare(connection, shells, report)
+        container.enter(connection, prepared)
+        return prepared
+
+    return call_concurrently(enter_container, connections)
 
 
 def with_imports(image: Image, imports: frozenset[str]) -> Image:
@@ -262,6 +331,7 @@ class HostMachine:
         secret: secret that the host's daemon expects from this user's notebooks; generated if
             empty.
         installation: what is already set up on the host.
+        shells: container that its processes run in; the first connection is in it already.
     """
 
     def __init__(
@@ -272,8 +342,10 @@ class HostMachine:
         facts: HostFacts,
         secret: str = "",
         installation: Installation | None = None,
+        shells: ContainerShells | None = None,
     ) -> None:
-        self.name, self.connect, self.facts = name, connect, facts
+        self.name, self.facts, self.shells = name, facts, shells
+        self._connect = connect
         # carries the tunnel; None while it is being reopened
         self._connection: HostConnection | None = connection
         self._installation = installation
@@ -321,6 +393,12 @@ class HostMachine:
             daemon: name of the daemon that keeps the node's agent running.
         """
         assert self._installation is not None
+        # only now has the node a daemon, whose name the container gets
+        if self.shells is not None:
+            holding = container_holder_script(daemon)
+            self.shells = replace(self.shells, name=daemon, holding=holding)
+            if self._connection is not None:
+                container.enter(self._connection, self.shells)
         installation = replace(
             self._installation,
             requirements=replace(self._installation.requirements, hidden=frozenset()),
@@ -328,9 +406,9 @@ class HostMachine:
         return Node(
             index,
             self.name,
-            access=HostAccess(self.name, installation, daemon, self.tunnel.secret),
+            access=HostAccess(self.name, installation, daemon, self.tunnel.secret, self.shells),
             leave=self.leave,
-            start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
+            start_agent=partial(self._start_agent, daemon),
             run=self._run,
             install=None if self._has_own_interpreter else self._install,
             python=self._installation.python
@@ -339,6 +417,24 @@ class HostMachine:
             forward=self.tunnel.forward,
             own=self._installation.facts.own,
         )
+
+    def _start_agent(self, daemon: str, state: Callable[[str], None]) -> Transport:
+        """Start a new agent and return the tunnel to it; the node has another one's daemon if the
+        tunnel takes it over.
+        """
+        daemon_started = threading.Event()
+        if self.tunnel.takes_over:
+            daemon_started.set()
+
+        def on_state(now: str) -> None:
+            if now == "connected":
+                daemon_started.set()
+            state(now)
+
+        def connect() -> Transport:
+            return self.attached(daemon, starts=not daemon_started.is_set())
+
+        return self.tunnel.open(connect, on_state)
 
     @property
     def runs(self) -> bool:
@@ -350,14 +446,24 @@ class HostMachine:
         """True if its ranks run in an interpreter that the user named."""
         return self._installation is None or self._installation.requirements.prepared
 
+    def connect(self) -> HostConnection:
+        """Open another connection. Raises HostError."""
+        connection = self._connect()
+        if self.shells is not None:
+            container.enter(connection, self.shells)
+        return connection
+
     def _command(self, module: str, *args: str) -> str:
         assert self._installation is not None
         return self._installation.command(module, *args)
 
-    def attached(self, daemon: str) -> Transport:
+    def attached(self, daemon: str, *, starts: bool = True) -> Transport:
         """Connect the tunnel to a daemon.
 
         The first call uses the first connection; each later call opens a new one.
+
+        Args:
+            starts: True if the daemon may have to be started.
         """
         command = self._command(processes.ATTACH, daemon)
         with self._lock:
@@ -367,7 +473,8 @@ class HostMachine:
             if self._connection is None:
                 self._connection = self.connect()
             self._used = True
-            return ConnectionProcess(self._connection.open(command), self._connection)
+            process = self._connection.open(command, lasting=starts)
+            return ConnectionProcess(process, self._connection)
 
     def _run(self, module: str, *args: str) -> Transport:
         """Start a process next to the agent, over a second connection kept for such processes."""
@@ -427,6 +534,7 @@ class Machine(HostMachine):
         facts: HostFacts,
         secret: str = "",
         installation: Installation | None = None,
+        shells: ContainerShells | None = None,
     ) -> None:
         super().__init__(
             endpoint.label,
@@ -435,6 +543,7 @@ class Machine(HostMachine):
             facts,
             secret,
             installation,
+            shells,
         )
         self.endpoint = endpoint
 
@@ -456,17 +565,28 @@ class ConnectionProcess:
         self._connection.close()
 
 
-def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -> str:
+def _set_up_words(
+    machines: Sequence[HostMachine], requirements: Requirements, request: PoolRequest
+) -> str:
     """Describe what `acquire` will do on each host."""
     hosts_by_step, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
         facts = machine.facts
+        if machine.shells is not None:
+            used = machine.shells.container
+            step = f"containers of {used.image} are started by {used.engine}"
+            hosts_by_step.setdefault(step, []).append(machine.name)
+        if _awaits_image(machine, request):
+            step = f"the image {request.container} is pulled, then inspected"
+            hosts_by_step.setdefault(step, []).append(machine.name)
+            continue
         if problems := explain_unusable(facts, requirements):
             refused.setdefault("; ".join(problems), []).append(machine.name)
             continue
         step = "nothing to do" if facts.code else "skymagic's code is copied"
         if not (facts.ready or requirements.prepared):
-            step = f"an environment with Python {requirements.minor} is made"
+            over = " over the image's packages" if requirements.base else ""
+            step = f"an environment with Python {requirements.minor} is made{over}"
             if facts.without_index:
                 step += (
                     " of packages that the notebook fetches and sends, "
@@ -481,11 +601,18 @@ def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -
     )
 
 
+def _awaits_image(machine: HostMachine, request: PoolRequest) -> bool:
+    """Return True if the machine has not got its image, which a dry run does not pull."""
+    return bool(request.container) and machine.shells is None
+
+
 def _endpoints(request: PoolRequest) -> list[Endpoint]:
     if not request.hosts:
         raise RequestError(
             "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
         )
+    if mistakes := container_mistakes(request, "ssh"):
+        raise RequestError(mistakes)
     endpoints = config.endpoints(request.hosts, request.ssh)
     if (request.nodes or 0) > len(endpoints):
         raise RequestError(

@@ -13,6 +13,7 @@ that uses paramiko is in this folder.
 
 command       a local program as a channel: srun, ssh, kubectl
 config        ~/.ssh/config evaluated for a host
+container     containers on a node: find an engine, get the image, start shells there
 connecting    concurrent connections to many hosts; a connection with paramiko's channels
 dial          streams to an sshd: TCP, ProxyJump; cancellation of connects, login slots per sshd
 host          a connection to one host: scripts, processes, uploads, each over a channel

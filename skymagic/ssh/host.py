@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from skymagic.errors import HostError
-from skymagic.ssh.process import GRACE_PERIOD, Channel, Process
+from skymagic.ssh.process import GRACE_PERIOD, LOGIN_SHELL, Channel, Process, Shell
 
 CHANNEL_TIMEOUT = 15.0
 """Seconds that a channel may take to open."""
@@ -43,6 +43,10 @@ class HostConnection(ABC):
         self._closing = threading.Lock()
         self._scripts: set[Process] = set()
         self._closed = False
+        self.shell = LOGIN_SHELL
+        """Shell of all its processes; `ssh.container.enter` sets another."""
+        self.lasting_shell = LOGIN_SHELL
+        """Shell of processes that start others which outlive them."""
 
     @property
     @abstractmethod
@@ -64,20 +68,24 @@ class HostConnection(ABC):
         `close` may call it more than once.
         """
 
-    def open(self, command: str) -> Process:
+    def open(self, command: str, *, lasting: bool = False) -> Process:
         """Start a process; several may run at once.
 
         Args:
             command: a script for POSIX sh, run in the user's home; data written to the process is
                 its standard input.
+            lasting: True if it may start processes that outlive it.
 
         Raises:
             HostError: the connection is lost, or the host allows no further process.
         """
-        return self._process(self.open_channel(CHANNEL_TIMEOUT), command, self._kill)
+        shell = self.lasting_shell if lasting else self.shell
+        return self._process(self.open_channel(CHANNEL_TIMEOUT), command, self._kill, shell)
 
-    def _process(self, channel: Channel, text: str, kill: Callable[[int], None]) -> Process:
-        return Process(channel, self.label, text, kill, lambda: self.alive, self._trial)
+    def _process(
+        self, channel: Channel, text: str, kill: Callable[[int], None], shell: Shell
+    ) -> Process:
+        return Process(channel, self.label, text, kill, lambda: self.alive, self._trial, shell)
 
     def run(
         self,
@@ -182,7 +190,9 @@ class HostConnection(ABC):
         """Kill the process group of a session leader: SIGTERM, then SIGKILL."""
         wait = "n=0; while kill -0 -$1 && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done"
         script = f"exec 2>/dev/null; set -- {pid}; kill -TERM -$1; {wait}; kill -KILL -$1"
-        process = self._process(self.open_channel(KILL_TIMEOUT), script, lambda _: None)
+        channel = self.open_channel(KILL_TIMEOUT)
+        # process numbers in a container are those of its node
+        process = self._process(channel, script, lambda _: None, LOGIN_SHELL)
         process.end_input()
         process.finish(KILL_TIMEOUT + GRACE_PERIOD)
         process.kill()

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from skymagic.errors import HostError
@@ -26,6 +27,25 @@ ACCOUNT_REMEDY = "skymagic needs an account that can run /bin/sh there"
 # Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads
 # its session.
 SHELL = "exec /bin/sh -s"
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Shell that reads a process's script.
+
+    Attributes:
+        command: command line for any login shell; it becomes ``/bin/sh -s``, which leads its
+            session.
+        noun: what starts it, for messages.
+        timeout: seconds that it may take to start; None for `START_TIMEOUT`.
+    """
+
+    command: str = SHELL
+    noun: str = "the login shell"
+    timeout: float | None = None
+
+
+LOGIN_SHELL = Shell()
 
 
 class Channel(Protocol):
@@ -90,6 +110,7 @@ class Process:
             its child processes.
         connected: returns True while the underlying connection is up.
         trial: a command line with which the user can try the same.
+        shell: the shell that reads the script.
 
     Raises:
         HostError: it did not start.
@@ -103,8 +124,10 @@ class Process:
         kill: Callable[[int], None],
         connected: Callable[[], bool],
         trial: str,
+        shell: Shell = LOGIN_SHELL,
     ) -> None:
         self.host = host
+        self._shell = shell
         self._channel, self._kill, self._connected = channel, kill, connected
         self._errors = bytearray()
         self._mark = f"skymagic-{secrets.token_hex(8)}"
@@ -113,8 +136,9 @@ class Process:
             target=self._read_errors, name=f"skymagic-errors-{host}", daemon=True
         )
         try:
-            channel.settimeout(START_TIMEOUT)
-            channel.exec_command(SHELL)
+            timeout = shell.timeout or START_TIMEOUT
+            channel.settimeout(timeout)
+            channel.exec_command(shell.command)
             self._thread.start()
             # Race: if it has already ended, its output says why.
             with contextlib.suppress(OSError):
@@ -125,11 +149,12 @@ class Process:
         except BaseException as problem:
             self._release()
             if isinstance(problem, TimeoutError):
-                reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
+                reason = f"{shell.noun} ran nothing within {shell.timeout or START_TIMEOUT:.0f} s"
+                waits = "does a profile wait for something? " if shell is LOGIN_SHELL else ""
                 raise HostError(
                     host,
                     reason,
-                    f"does a profile wait for something? Try: {trial}",
+                    f"{waits}Try: {trial}".lstrip(),
                     code="shell-hangs",
                 ) from problem
             if isinstance(problem, Exception) and not isinstance(problem, HostError):
@@ -156,14 +181,14 @@ class Process:
                 ending = (
                     ":\n" + message.decode(errors="replace") if message else " without any output"
                 )
-                reason = f"the login shell ended before it ran anything{ending}"
+                reason = f"{self._shell.noun} ended before it ran anything{ending}"
                 raise HostError(
                     self.host, reason, "" if message else ACCOUNT_REMEDY, code="shell-ended"
                 )
             output += data
             if len(output) > KEPT_ERROR_BYTES:
                 reason = (
-                    f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB "
+                    f"{self._shell.noun} printed more than {KEPT_ERROR_BYTES >> 20} MB "
                     "before it ran anything"
                 )
                 raise HostError(self.host, reason, ACCOUNT_REMEDY, code="shell-floods")

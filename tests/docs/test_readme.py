@@ -17,8 +17,8 @@ from tests.lab.pools import KERNEL, Pools
 pytest.importorskip("torch")
 
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
-# Pages with tests of their own: test_offers_page.py, test_plugins_page.py, test_ssh_page.py
-ELSEWHERE = {"offers.md", "plugins.md", "ssh.md"}
+# Pages with tests of their own: test_containers_page.py, test_offers_page.py, test_plugins_page.py, test_ssh_page.py
+ELSEWHERE = {"containers.md", "offers.md", "plugins.md", "ssh.md"}
 TESTED = {
     "long-runs.md": {"notebook": "api/test_notebooks.py", "notebook run": "api/test_notebooks.py"},
     "shell.md": {

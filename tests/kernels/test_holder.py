@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.kernels import fork
-from skymagic.providers.cluster import holder_folder, holder_script
+from skymagic.providers.holder import holder_folder, holder_script
 from skymagic.wire.processes import HOLDER
 
 

@@ -265,6 +265,16 @@ def test_impossible_requests_are_refused_offline(line: str, told: str) -> None:
     assert told in str(refused.value)
 
 
+def test_mistakes_with_a_container_are_refused_together(golden: Golden) -> None:
+    for line in (
+        "--container podman:a/b --image torch --bind /data",
+        "--container a/b --pods app=train --gpu 0,2",
+    ):
+        request = parse_pool(f"--provider kubernetes {line}")
+        with golden.raises(RequestError):
+            kubernetes.Kubernetes().plan(request, lambda line: None)
+
+
 def test_a_template_that_is_none_is_refused(golden: Golden, tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text("- a list")
     with golden.raises(RequestError):

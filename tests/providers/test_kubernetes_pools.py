@@ -165,8 +165,9 @@ def test_waiting_start_gives_reason_and_can_be_stopped(
 
 
 def test_failed_start_is_explained_and_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
+    not_pulled = 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)'
     for options, told in {
-        "--image nothing:1": 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)',
+        **dict.fromkeys(("--image nothing:1", "--container nothing:1"), not_pulled),
         "--context nowhere": "--context: the kubeconfig has no context 'nowhere'; available: lab",
         "--pods app=train": "--pods app=train: 0 running pods with these labels in namespace lab",
     }.items():

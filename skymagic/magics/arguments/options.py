@@ -8,6 +8,7 @@ from enum import Enum
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
 from skymagic.plan.accelerators import read_gpus
+from skymagic.plan.container import read_bind, read_container
 from skymagic.plan.requests import SSH_CLIENTS, plugin_specs
 from skymagic.plan.units import Selection, at_least, memory
 
@@ -136,6 +137,22 @@ POOL: tuple[Option, ...] = (
         readers.interpreter,
         "VERSION|PATH",
         "Python version of the nodes, or the path of an interpreter to use with its packages",
+    ),
+    Option(
+        ("--container",),
+        "container",
+        read_container,
+        "IMAGE",
+        "run the nodes' processes in a container of this image: ENGINE:IMAGE names apptainer, "
+        "podman, charliecloud or pyxis",
+    ),
+    Option(
+        ("--bind",),
+        "binds",
+        readers.list_of(read_bind),
+        "FOLDERS",
+        "with --container: further folders of the nodes to show in it",
+        Arity.LIST,
     ),
     Option(("--pip",), "pip", readers.packages, "PACKAGES", "install these packages", Arity.LIST),
     Option(

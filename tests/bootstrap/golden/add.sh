@@ -8,6 +8,7 @@ no_cuda=yes
 sent_links=''
 copied=''
 adding=yes
+base=''
 
 <_MAIN>
 

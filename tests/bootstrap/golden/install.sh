@@ -17,6 +17,7 @@ keeps=''
 downloading=''
 wheels_url=file:///home/it%27s%20me/.skymagic/wheels/KEY-Linux-x86_64
 adding=''
+base=''
 
 <_MAIN>
 

@@ -12,6 +12,7 @@ builds=''
 ask_indexes=<INDEXES_PROBE>
 ask_sources=<SOURCES_PROBE>
 accelerated=''
+base=''
 jax=''
 gpu_fields=index,uuid,name,memory.total,compute_mode,mig.mode.current
 gpu_users=gpu_uuid,pid,process_name,used_memory

@@ -60,6 +60,8 @@ VALUES = {
     "PACKAGES": "numpy",
     "NAME=VALUE": "A=1",
     "HOSTS": "gpu1",
+    "IMAGE": "podman:python:3.12",
+    "FOLDERS": "/data",
     "TIME": "10m",
     "RANK": "0",
     "RANKS": "0",
