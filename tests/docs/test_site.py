@@ -108,6 +108,7 @@ def test_home_page_shows_and_installs(page: Page, url: str) -> None:
         ("FSDP2", r"Shard a model with FSDP2"),
         ("offline", r"Without internet"),
         ("Colab", r"Google Colab and Kaggle"),
+        ("container", r"[Cc]ontainer"),
         ("Slurm", r"Slurm cluster"),
         ("VS Code", r"VS Code"),
         ("conda", r"conda"),
@@ -144,7 +145,7 @@ def test_pages_of_where_people_work_are_in_the_navigation(page: Page, url: str) 
         link.split("#")[0] for link in page.locator("a").evaluate_all("all => all.map(a => a.href)")
     }
     for name in (
-        "install", "front-ends/index", "how-to/jupyterhub", "how-to/offline",
+        "install", "front-ends/index", "how-to/jupyterhub", "how-to/containers", "how-to/offline",
         "how-to/colab", "troubleshooting",
     ):  # fmt: skip
         assert f"{url}/{name}.html" in links, name
