@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+from uv import find_uv_bin
+
 from skymagic.bootstrap.requirements import RANK_DEPENDENCIES
 from skymagic.plan.distributions import canonical
 from tests.lab.hosts import SBIN
@@ -87,7 +89,8 @@ def root_file_system(folder: Path) -> Path:
         target = packages / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(Path(sysconfig.get_paths()["purelib"]) / file, target)
-    compiled = [interpreter, *programs, *library.rglob("*.so")]
+    # uv, which a notebook sends, needs what every image of a distribution has
+    compiled = [interpreter, Path(find_uv_bin()), *programs, *library.rglob("*.so")]
     for path in _libraries(compiled):
         target = folder / str(path).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,7 @@ def _libraries(programs: Iterable[Path]) -> set[Path]:
 
 
 def installable(folder: Path) -> dict[str, str]:
-    """Variables with which pip finds `LACKING`, as a wheel of what is installed here, in this folder, and asks no index."""
+    """Variables with which uv, as pip, finds `LACKING`, as a wheel of what is installed here, in this folder, and asks no index."""
     distribution = metadata.distribution(LACKING)
     tag = re.findall(r"(?m)^Tag: (\S+)", distribution.read_text("WHEEL") or "")[0]
     folder.mkdir(parents=True)
