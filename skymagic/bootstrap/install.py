@@ -273,7 +273,7 @@ unpack() {
     step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
     # only what nodes run: the notebook's part is more than half of the code, and the little of it
     # that nodes import is compiled at its import
-    set -- kernels wire runtime data plan plugins files
+    set -- kernels wire runtime content data plan plugins
     for part; do
         set -- "$@" "$fresh/skymagic/$part"
         shift

@@ -58,7 +58,17 @@ def image(home: Path, tmp_path: Path) -> Image:
     make_wheel(links, "demanding", "1.0", ["torch>=3"])
     folder = tmp_path / "image"
     subprocess.run([sys.executable, "-m", "uv", "venv", "-q", folder], check=True)
-    install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-index", "--python", folder]
+    install = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--python",
+        str(folder),
+    ]
     subprocess.run([*install, *old.iterdir()], check=True)
     env = {
         "PATH": f"{folder}/bin:{PATH}",
