@@ -420,15 +420,16 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
     drop = f"{facts.folder}/incoming/{plan.incoming}"
     links = f"{drop}/{COPIED}/{WHEELS}/{plan.env}" if plan.copied else f"{drop}/{WHEELS}"
     files = f"{links if plan.copied else drop}/{FILES}"
-    kept = kept_builds(requirements, facts)
+    # PyTorch's own index would offer other builds than the image's
+    image_builds = kept_builds(requirements, facts)
     names = {
         "want": requirements.python,
         "python": plan.python,
         "uv": plan.uv,
         "wheel": plan.wheel,
         "code": requirements.code,
-        "backend": "" if sent or kept else backend_for(requirements, facts),
-        "no_cuda": "" if kept or facts.accelerated or requirements.any_build else "yes",
+        "backend": "" if sent or image_builds else backend_for(requirements, facts),
+        "no_cuda": "" if image_builds or facts.accelerated or requirements.any_build else "yes",
         "sent_links": url_of(links) if sent else "",
         "sent_mark": "yes" if sent and facts.without_index else "",
         "copied": COPIED if plan.copied else "",
@@ -443,7 +444,7 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
         "requirements.txt": [*packages, *(url_of(f"{files}/{name}") for name in plan.files)],
         "pip.txt": ["pip"],
         "indexes.txt": () if sent else requirements.indexes,
-        "kept.txt": kept,
+        "kept.txt": image_builds,
         "builds.txt": _sent_pins(plan, facts) or _builds(requirements, packages, facts),
         "versions.txt": () if sent else requirements.preferences,
         "own.txt": [f"{own_wheel.name} {own_wheel.digest}" for own_wheel in requirements.own],
@@ -458,6 +459,8 @@ def install_script(plan: InstallPlan, facts: HostFacts) -> str:
 
 def _sent_pins(plan: InstallPlan, facts: HostFacts) -> tuple[str, ...]:
     """Return the pins of the wheels that were sent, without packages that an image has."""
+    # the notebook resolves without the image's packages, and so may have chosen other versions of
+    # them; pins would make uv replace those that fit
     in_image = facts.packages if plan.requirements.base else ()
     return tuple(pin for pin in plan.sent if project(pin) not in in_image)
 

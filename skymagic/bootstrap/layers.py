@@ -118,7 +118,8 @@ def kept_builds(requirements: Requirements, facts: HostFacts) -> tuple[str, ...]
     Args:
         requirements: those that the image does not satisfy.
     """
-    # a dependency of another package must not bring a second torch, gigabytes with other CUDA
+    # a dependency of another package must not bring a second torch, gigabytes with other CUDA;
+    # the local label, such as +cu124, is in no index, but uv takes the copy of the metadata
     requested = set(map(project, requirements.packages))
     return tuple(
         f"{name}=={facts.packages[name]}"

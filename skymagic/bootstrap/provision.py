@@ -463,8 +463,9 @@ def addition_script(
     facts, requirements = installation.facts, installation.requirements
     drop = f"{facts.folder}/incoming/{incoming}"
     # If torch is installed already, its index is not needed.
-    kept = kept_builds(replace(requirements, packages=addition.packages), facts)
-    preserved = tuple(dict.fromkeys((*addition.preserved, *kept)))
+    # a pin of a rank that has imported torch may be the same as that of the image's build
+    image_builds = kept_builds(replace(requirements, packages=addition.packages), facts)
+    preserved = tuple(dict.fromkeys((*addition.preserved, *image_builds)))
     has_torch = any(project(pin) in TORCH for pin in preserved)
     backend = "" if has_torch else backend_for(requirements, facts)
     files = [path.name for path in addition.files]

@@ -391,6 +391,7 @@ def requirements_of(
         raise RequestError(mistakes)
     requested = {project(text) for text in packages}
     if prepared or base:
+        # an image keeps the versions that it has, if ranks can run with them
         own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
     else:
         own = [name for name in RANK_DEPENDENCIES if name not in requested]

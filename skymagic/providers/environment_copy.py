@@ -90,6 +90,7 @@ def groups(
 def _shares(target: HostPlan, requirements: Requirements) -> bool:
     """Return True if a host can use another host's wheels and passing them is worthwhile."""
     facts = target.facts
+    # environments over an image hold little, and wheels for one image need not fit another
     if requirements.prepared or requirements.base or facts.ready or not target.python:
         return False
     if facts.without_index:
