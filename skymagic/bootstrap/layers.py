@@ -100,7 +100,8 @@ def missing_in_image(
         for text in requirements.packages
         if is_place(text) or project(text) is None or _normal(text) in unsatisfied
     )
-    # without those that only the image's own packages need
+    # without those that only the image's own packages need, and those that it has: uv would
+    # replace them to satisfy the notebook's pins
     needed = {project(text) for text in preferred(missing, lookup)} - set(facts.packages)
     preferences = (text for text in requirements.preferences if project(text) in needed)
     return replace(requirements, packages=missing, preferences=tuple(preferences))
