@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.provision import Addition, add, probe, setup
+from skymagic.bootstrap import wheelhouse
+from skymagic.bootstrap.layers import missing_in_image
+from skymagic.bootstrap.provision import Addition, Supply, add, probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.wheelhouse import fetch, request_for
 from skymagic.errors import HostError
 from tests.lab.raising import raises
 from tests.lab.shells import PATH, SMALL, ShellHost, cache, home
@@ -122,3 +125,19 @@ def test_later_packages_use_those_of_the_image(image: Image) -> None:
 def test_own_version_of_torch_replaces_the_images(image: Image) -> None:
     ready = prepared(image, "torch==3.0")
     assert image.has(ready.python, "torch") == {"torch": "3.0"}
+
+
+def test_sent_wheels_replace_nothing_that_fits(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheelhouse, "_houses", {})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    image.host.env = {**image.host.env, "PIP_FIND_LINKS": ""}
+    requirements = replace(wanted(["fresh"]), preferences=("kept==3.0",))
+    facts = replace(probe(image.host, requirements), indexes=0)
+    house = fetch(request_for(missing_in_image(requirements, facts)), facts, print)
+    ready = setup(image.host, requirements, print, facts, Supply(house))
+    versions = image.has(ready.python, "kept", "raised", "torch", "fresh")
+    assert list(versions.values()) == ["1.0", "3.0", "2.0+image", "1.0"]
+    house.folder.cleanup()
