@@ -1,7 +1,4 @@
-"""Pools whose nodes run in containers: real podman and charliecloud on an image made of this machine's files, other engines by stand-ins.
-
-Without `--container` nothing here can run: each test fails at its first line.
-"""
+"""Pools whose nodes run in containers: real podman and charliecloud on an image made of this machine's files, other engines by stand-ins."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from tests.lab.notebook import Notebook, opened, seen
 from tests.lab.places import home_that_knows
 from tests.lab.waiting import until
 
-pytestmark = pytest.mark.needs("sshd")
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.in_order]
 ENGINES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("podman", "charliecloud")]
 NAME = f"boxed{os.getpid()}"
 """Of the pools, in the names of their files."""
@@ -212,6 +209,7 @@ def test_end_of_a_container_is_the_end_of_its_node(boxed: Lab) -> None:
 
 def test_killed_notebook_leaves_nothing(boxed: Lab) -> None:
     notebook = boxed.notebook
+    notebook.run("%sky_down --all")
     notebook.run("%config SkyMagic.away = 1")
     notebook.run(boxed.pool.replace("h[1-2]", "h1"))
     notebook.run("%%sky_broadcast\nimport subprocess\nchild = subprocess.Popen(['sleep', '614'])")
