@@ -78,12 +78,11 @@ def test_pool_continues(jump: tuple[Notebook, Jump], seconds: int) -> None:
 def test_running_cell_continues(jump: tuple[Notebook, Jump], tmp_path: Path, seconds: int) -> None:
     notebook, jumps = jump
     way = gate(tmp_path)
-    cell = (
-        f"%%sky_broadcast -a --timeout 10m\nprint('at work', flush=True)\nopen({str(way)!r}).read()"
+    cell = notebook.start(
+        "%%sky_broadcast -a -t 0 --timeout 10m\n"
+        f"print('at work', flush=True)\nopen({str(way)!r}).read()"
     )
-    notebook.watch(
-        notebook.start(cell.replace("-a", "-a -t 0")), lambda seen: "at work" in seen.text
-    )
+    notebook.watch(cell, lambda seen: "at work" in seen.text)
     notebook.run("run = _")
     jumps(seconds)
     assert notebook.value("run.status") == "running"
