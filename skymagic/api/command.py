@@ -302,8 +302,7 @@ def _down(line: argparse.Namespace) -> int:
         return 1 if problems else 0
     done = stopping.stop_in_location(request, CloudSettings(), (), _progress)
     if done is None and line.name:
-        done = stopping.stop_without_notebook(line.name, _progress)
-        done = done or stopping.stop_on_this_machine(line.name, _progress)
+        done = stopping.stop_named(line.name, _progress)
     elif done is None and line.all:
         done = stopping.terminate_all_rented(_progress)
     elif done is None:

@@ -20,7 +20,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -272,13 +272,7 @@ class Tools:
         if mistakes := request.mistakes():
             raise RequestError(mistakes)
         done = stopping.stop_in_location(request, CloudSettings(), (), _say)
-        # The same order as `skymagic down`: a pool that was left first, then one whose notebook is
-        # open.
-        if done is None:
-            done = stopping.stop_without_notebook(name, _say) or stopping.stop_on_this_machine(
-                name, _say
-            )
-        return {"done": done}
+        return {"done": stopping.stop_named(name, _say) if done is None else done}
 
     # -- secrets -----------------------------------------------------------------------------------
 
@@ -332,7 +326,7 @@ def attached(name: str, *, take_over: bool) -> Iterator[Pool]:
         pool.leave()
         registry.unregister(pool)
         if (record := records.of_job(pool.job_id)) is not None:
-            records.write(replace(record, process=""))
+            records.release(record)
 
 
 def server() -> MCPServer:

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -188,10 +188,7 @@ def get(name: str, source: str, target: str) -> str:
 
     Return a summary of the copy. Raises FilesError.
     """
-    key = keys.read(records.named(name).job_id)
-    with launch.machines(key) as nodes, Copying() as progress:
-        folder = "~" if key.plan.remote else str(Path.cwd())
-        files = Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder))
+    with _files(name) as (files, _), Copying() as progress:
         copied = files.get(source, target, [0], progress)
     return summary(copied, progress.seconds, to_nodes=False)
 
@@ -201,12 +198,18 @@ def put(name: str, source: str, target: str) -> str:
 
     Return a summary of the copy. Raises FilesError.
     """
-    key = keys.read(records.named(name).job_id)
-    with launch.machines(key) as nodes, Copying() as progress:
-        folder = "~" if key.plan.remote else str(Path.cwd())
-        files = Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder))
+    with _files(name) as (files, nodes), Copying() as progress:
         copied = files.put(source, target, range(len(nodes)), progress)
     return summary(copied, progress.seconds, to_nodes=True)
+
+
+@contextlib.contextmanager
+def _files(name: str) -> Iterator[tuple[Files, Sequence[Node]]]:
+    """Open a connection to a pool: what copies its files, and its nodes."""
+    key = keys.read(records.named(name).job_id)
+    folder = "~" if key.plan.remote else str(Path.cwd())
+    with launch.machines(key) as nodes:
+        yield Files(nodes, lambda node: node.run(processes.TRANSFER_SERVER, folder)), nodes
 
 
 def with_finished_job(record: PoolRecord) -> PoolRecord:
@@ -228,8 +231,7 @@ def _settle(record: PoolRecord, state: notebook_wire.NotebookState) -> PoolRecor
     if state.status == "running" or state.process != record.process:
         return record  # still running, or its kernel on this machine has written the record
     logger.info("pool=%s notebook %s %s", record.job_id, record.notebook, state.status)
-    records.write(replace(record, process=""))
-    return replace(record, process="")
+    return records.release(record)
 
 
 # -- the head --------------------------------------------------------------------------------------

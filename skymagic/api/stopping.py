@@ -128,6 +128,16 @@ def _stop_pool(pool: RemotePool, location: PoolLocation, say: Say) -> str:
     return line
 
 
+def stop_named(name: str, say: Say) -> list[str]:
+    """End a pool of this machine: one that was left, else one whose notebook is open.
+
+    Raises as `stop_on_this_machine` does.
+    """
+    # In this order: only the record of a pool that was left knows where it runs, and it names
+    # rented machines and jobs of a cluster too.
+    return stop_without_notebook(name, say) or stop_on_this_machine(name, say)
+
+
 def stop_on_this_machine(name: str, say: Say, *, missing_ok: bool = False) -> list[str]:
     """End a pool on this machine by name or job id, even if another open notebook uses it.
 

@@ -107,6 +107,13 @@ def write(record: PoolRecord) -> None:
     atomic.keep(_path(record.job_id), encode(record))
 
 
+def release(record: PoolRecord) -> PoolRecord:
+    """Record that no notebook uses the pool any more, and return the new record."""
+    released = replace(record, process="")
+    write(released)
+    return released
+
+
 def encode(record: PoolRecord) -> bytes:
     """Return the content of a record's file."""
     # JSON and not pickle: every notebook of this user reads all records, also those of other
