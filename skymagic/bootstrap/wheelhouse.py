@@ -262,25 +262,27 @@ def with_plans(hosts: Sequence[HostFacts], requirements: Requirements) -> list[H
     """
     request = request_for(requirements)
     plans: dict[object, tuple[PlannedWheel, ...]] = {}
+    sends_python: dict[object, bool] = {}
+    result = []
     for facts in hosts:
-        if _needs_plan(facts, requirements) and kind(facts) not in plans:
+        if not _needs_plan(facts, requirements):
+            result.append(facts)
+            continue
+        host_kind = kind(facts)
+        if host_kind not in plans:
             try:
                 wheels = resolve(request, facts, PLAN_SECONDS)
             except NoWheels as problem:
                 logger.info("no plan of the packages: system=%s %s", facts.system, problem)
                 wheels = ()
-            plans[kind(facts)] = tuple(map(_planned, wheels))
-    return [
-        replace(
-            facts,
-            planned=plans[kind(facts)],
-            gets_python=_lacks_python(facts, requirements)
-            and _can_send_python(requirements.minor, facts),
-        )
-        if _needs_plan(facts, requirements)
-        else facts
-        for facts in hosts
-    ]
+            plans[host_kind] = tuple(map(_planned, wheels))
+        gets_python = _lacks_python(facts, requirements)
+        if gets_python:
+            if host_kind not in sends_python:
+                sends_python[host_kind] = _can_send_python(requirements.minor, facts)
+            gets_python = sends_python[host_kind]
+        result.append(replace(facts, planned=plans[host_kind], gets_python=gets_python))
+    return result
 
 
 def _lacks_python(facts: HostFacts, requirements: Requirements) -> bool:

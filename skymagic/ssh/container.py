@@ -171,12 +171,17 @@ each_bind() {
     done
 }
 
+# Add an option for each of the node's variables that podman passes on.
+pass_variables() {
+    for one in $(env | sed -nE "s/^($passed)=.*/\1/p"); do options="$options --env=$one"; done
+}
+
 in_podman() {
     more() { options="$options --volume=$from:$to"; }
     # podman's own /dev/shm has 64 MB; --ipc=host would need /dev/mqueue, too
     options=--volume=/dev/shm:/dev/shm
     each_bind more
-    for one in $(env | sed -nE "s/^($passed)=.*/\1/p"); do options="$options --env=$one"; done
+    pass_variables
     if [ "$(id -u)" != 0 ]; then options="$options --userns=keep-id"; fi
     if has_gpus && has_cdi; then options="$options --device=nvidia.com/gpu=all"; fi
     if [ -n "$named" ]; then options="$options --name=$named"; fi
@@ -192,7 +197,7 @@ in_podman() {
 
 in_podman_of_holder() {
     options=
-    for one in $(env | sed -nE "s/^($passed)=.*/\1/p"); do options="$options --env=$one"; done
+    pass_variables
     exec podman exec --interactive --workdir="$HOME" $options "$name" "$@"
 }
 

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
@@ -187,6 +187,11 @@ class BareHosts:
         with self._busy[host.name]:
             return not self._over and host.connection.run("\n".join([*lines, ""])).status == 0
 
+    @cached_property
+    def _program(self) -> bytes:
+        """The value server's archive, which all hosts get."""
+        return archive()
+
     def _start(self, index: int, *_: object) -> Transport:
         host, folder = self._hosts[index], self._folders[index]
         program = f"{folder}/server.pyz"
@@ -194,7 +199,7 @@ class BareHosts:
         with self._busy[host.name]:
             if self._over:
                 raise OSError("it is not needed any more")
-            data = archive()
+            data = self._program
             host.connection.upload(program, [memoryview(data)], len(data))
             return host.connection.open(f"umask 077; exec {' '.join(map(quote, words))}")
 

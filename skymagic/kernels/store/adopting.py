@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import compress
 from operator import not_
 from pathlib import Path
@@ -46,13 +45,12 @@ def _link(store: StoreFolder, order: Adopt, path: Path, base: Path) -> Adopted:
             state.update(data)
         nbytes, mode = file.tell(), os.fstat(file.fileno()).st_mode & 0o777
     name = f"{order.nonce}-{state.hexdigest()}"
-    with suppress(FileExistsError):  # another file has the same content
-        try:
-            os.link(path, store.directory / name)
-        except FileExistsError:
-            raise
-        except OSError:  # another file system
-            shutil.copyfile(path, store.directory / name)
+    try:
+        os.link(path, store.directory / name)
+    except FileExistsError:  # another file has the same content
+        pass
+    except OSError:  # another file system
+        shutil.copyfile(path, store.directory / name)
     return Adopted(name, nbytes, str(path.relative_to(base)), mode)
 
 
